@@ -1,0 +1,1 @@
+"""The builder room: checkpoints and geometries into quantised checkpoints and engines; `trtllm_replayssm.builders`."""
