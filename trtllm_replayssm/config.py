@@ -1,0 +1,81 @@
+"""Frozen settings of state pools and speculation. Composition, no inheritance; validated when made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trtllm_replayssm.dtypes import ActivationDtype, Rounding, StateFormat
+from trtllm_replayssm.errors import ConfigError
+
+MAX_WINDOW = 64
+MAX_STEP_TOKENS = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayConfig:
+    """How recurrent state is kept (paper, Sections 4-6).
+
+    window: L, committed records before a flush.
+    max_step_tokens: T_max, tokens of one step (the base token and its drafts); at most `window`.
+    recurrence: format of the checkpoint that carries the recurrence.
+    recurrence_rounding: rounding of that checkpoint; ignored for float32. Nearest and NVFP4 are for evaluation.
+    read: format of a separate copy that serves outputs on non-flush steps (always rounded to nearest); None: shared.
+    """
+
+    window: int = 16
+    max_step_tokens: int = 1
+    recurrence: StateFormat = StateFormat.FLOAT32
+    recurrence_rounding: Rounding = Rounding.STOCHASTIC
+    read: StateFormat | None = None
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.window <= MAX_WINDOW:
+            raise ConfigError("ReplayConfig", "window", expected=f"1..{MAX_WINDOW}", got=self.window)
+        if not 1 <= self.max_step_tokens <= MAX_STEP_TOKENS:
+            raise ConfigError(
+                "ReplayConfig", "max_step_tokens", expected=f"1..{MAX_STEP_TOKENS}", got=self.max_step_tokens
+            )
+        if self.max_step_tokens > self.window:
+            raise ConfigError(
+                "ReplayConfig",
+                "max_step_tokens",
+                expected=f"max_step_tokens <= window (T_max <= L), here T_max <= {self.window}",
+                got=f"T_max = {self.max_step_tokens} > L = {self.window}",
+                hint="Draft fewer tokens or widen the window",
+            )
+        for name, kind in (("recurrence", StateFormat), ("recurrence_rounding", Rounding)):
+            if not isinstance(getattr(self, name), kind):
+                raise ConfigError("ReplayConfig", name, expected=[m.value for m in kind], got=getattr(self, name))
+        if self.read is not None and not isinstance(self.read, StateFormat):
+            raise ConfigError("ReplayConfig", "read", expected=[m.value for m in StateFormat], got=self.read)
+
+    @property
+    def ring_rows(self) -> int:
+        """C = L + T_max: room for the committed records and one step behind them."""
+        return self.window + self.max_step_tokens
+
+    @property
+    def rederives(self) -> bool:
+        """Whether a GDN flush re-derives its corrections: every pool but the one with a single float32 checkpoint."""
+        return self.read is not None or self.recurrence is not StateFormat.FLOAT32
+
+    def conv_rows(self, conv_kernel: int) -> int:
+        """Rows of a convolution window ring, K - 1 + T_max."""
+        return conv_kernel - 1 + self.max_step_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolConfig:
+    """Capacity of a session's memory.
+
+    slots: sequences that can be resident; max_seq_len: positions of a slot's KV cache, prompt and output together.
+    """
+
+    slots: int
+    max_seq_len: int
+    activation: ActivationDtype = ActivationDtype.FLOAT32
+
+    def __post_init__(self) -> None:
+        for name in ("slots", "max_seq_len"):
+            if getattr(self, name) < 1:
+                raise ConfigError("PoolConfig", name, expected="a positive integer", got=getattr(self, name))

@@ -1,0 +1,178 @@
+"""Qwen3.5: Gated DeltaNet and gated-attention layers, each followed by SwiGLU or MoE, and the MTP head."""
+
+from __future__ import annotations
+
+from trtllm_replayssm.graph import Graph, ModelOutput, MoeNames, Tensor
+from trtllm_replayssm.params import ParamRole, ParamSpec
+from trtllm_replayssm.shapes import LayerKind, ModelGeometry
+
+_EMBEDDINGS = "model.embed_tokens.weight"
+_LM_HEAD = "lm_head.weight"
+_FINAL_NORM = "model.norm.weight"
+
+
+def parameters(geometry: ModelGeometry) -> list[ParamSpec]:
+    """Every parameter of the text network, the MTP head's included."""
+    hidden, vocab = geometry.hidden, geometry.vocab
+    specs = [ParamSpec(name=_EMBEDDINGS, shape=(vocab, hidden), role=ParamRole.EMBEDDING)]
+    for index, kind in enumerate(geometry.layers):
+        specs += _layer_parameters(geometry, f"model.layers.{index}.", kind, recipe=True)
+    specs.append(_vector(_FINAL_NORM, hidden))
+    if not geometry.tie_embeddings:
+        specs.append(ParamSpec(name=_LM_HEAD, shape=(vocab, hidden), role=ParamRole.EMBEDDING))
+    if geometry.mtp_pattern:
+        specs += [
+            ParamSpec(name="mtp.fc.weight", shape=(hidden, 2 * hidden), role=ParamRole.LINEAR),
+            _vector("mtp.norm.weight", hidden),
+            _vector("mtp.pre_fc_norm_embedding.weight", hidden),
+            _vector("mtp.pre_fc_norm_hidden.weight", hidden),
+        ]
+        for index, kind in enumerate(geometry.mtp_pattern):
+            specs += _layer_parameters(geometry, f"mtp.layers.{index}.", kind, recipe=False)
+    return specs
+
+
+def forward(g: Graph[Tensor], geometry: ModelGeometry, ids: Tensor) -> ModelOutput[Tensor]:
+    """Logits and final hidden states (data sheet, 3.1)."""
+    h = g.embedding(ids, _EMBEDDINGS)
+    for index, kind in enumerate(geometry.layers):
+        h = _layer(g, geometry, h, f"model.layers.{index}.", kind, index)
+    hidden = g.rms_norm(h, _FINAL_NORM, geometry.norm_eps, unit_offset=True)
+    return ModelOutput(hidden, _head(g, geometry, hidden))
+
+
+def mtp_forward(g: Graph[Tensor], geometry: ModelGeometry, next_ids: Tensor, hidden: Tensor) -> ModelOutput[Tensor]:
+    """The MTP head on pairs (token t + 1, hidden of t); its hidden state feeds the next draft (data sheet, 3.6)."""
+    eps = geometry.norm_eps
+    embedded = g.rms_norm(
+        g.embedding(next_ids, _EMBEDDINGS), "mtp.pre_fc_norm_embedding.weight", eps, unit_offset=True
+    )
+    previous = g.rms_norm(hidden, "mtp.pre_fc_norm_hidden.weight", eps, unit_offset=True)
+    h = g.linear(g.concat([embedded, previous]), "mtp.fc.weight")
+    for index, kind in enumerate(geometry.mtp_pattern):
+        h = _layer(g, geometry, h, f"mtp.layers.{index}.", kind, len(geometry.layers) + index)
+    hidden = g.rms_norm(h, "mtp.norm.weight", eps, unit_offset=True)
+    return ModelOutput(hidden, _head(g, geometry, hidden))
+
+
+def _head(g: Graph[Tensor], geometry: ModelGeometry, hidden: Tensor) -> Tensor:
+    return g.lm_head(g.select_tokens(hidden), _EMBEDDINGS if geometry.tie_embeddings else _LM_HEAD)
+
+
+def _layer(g: Graph[Tensor], geometry: ModelGeometry, h: Tensor, prefix: str, kind: LayerKind, index: int) -> Tensor:
+    eps = geometry.norm_eps
+    u = g.rms_norm(h, prefix + "input_layernorm.weight", eps, unit_offset=True)
+    if kind is LayerKind.SSM:
+        h = g.add(h, _gdn(g, geometry, u, prefix + "linear_attn.", index))
+    else:
+        h = g.add(h, _attention(g, geometry, u, prefix + "self_attn.", index))
+    u = g.rms_norm(h, prefix + "post_attention_layernorm.weight", eps, unit_offset=True)
+    mlp = prefix + "mlp."
+    if geometry.moe is not None:
+        return g.add(h, g.moe(u, _moe_names(mlp), geometry.moe))
+    gate = g.silu(g.linear(u, mlp + "gate_proj.weight"))
+    return g.add(h, g.linear(g.mul(gate, g.linear(u, mlp + "up_proj.weight")), mlp + "down_proj.weight"))
+
+
+def _gdn(g: Graph[Tensor], geometry: ModelGeometry, u: Tensor, p: str, index: int) -> Tensor:
+    ssm = geometry.ssm
+    qkv = g.linear(u, p + "in_proj_qkv.weight")
+    qkv = g.causal_conv1d(qkv, p + "conv1d.weight", None, layer=index, kernel=ssm.conv_kernel)
+    q, k, v = g.split(qkv, [ssm.key_channels, ssm.key_channels, ssm.inner])
+    o = g.gdn(
+        q, k, v, g.linear(u, p + "in_proj_a.weight"), g.linear(u, p + "in_proj_b.weight"),
+        layer=index, shape=ssm, a_log=p + "A_log", dt_bias=p + "dt_bias",
+    )
+    z = g.linear(u, p + "in_proj_z.weight")
+    y = g.gated_rms_norm(o, z, p + "norm.weight", geometry.norm_eps, groups=ssm.heads, gate_first=False)
+    return g.linear(y, p + "out_proj.weight")
+
+
+def _attention(g: Graph[Tensor], geometry: ModelGeometry, u: Tensor, p: str, index: int) -> Tensor:
+    att, eps = geometry.attention, geometry.norm_eps
+    q_gate = g.split_heads(g.linear(u, p + "q_proj.weight"), att.heads)  # per head: q then its gate
+    q, gate = g.split(q_gate, [att.head_dim, att.head_dim])
+    k = g.split_heads(g.linear(u, p + "k_proj.weight"), att.kv_heads)
+    v = g.split_heads(g.linear(u, p + "v_proj.weight"), att.kv_heads)
+    q = g.rope(g.rms_norm(q, p + "q_norm.weight", eps, unit_offset=True), att.rotary_dim, att.rope_theta)
+    k = g.rope(g.rms_norm(k, p + "k_norm.weight", eps, unit_offset=True), att.rotary_dim, att.rope_theta)
+    o = g.attention(q, k, v, layer=index, shape=att)
+    return g.linear(g.mul(o, g.sigmoid(g.merge_heads(gate))), p + "o_proj.weight")
+
+
+def _moe_names(mlp: str) -> MoeNames:
+    return MoeNames(
+        router=mlp + "gate.weight",
+        router_bias=None,
+        experts=mlp + "experts",
+        latent_in=None,
+        latent_out=None,
+        shared=mlp + "shared_expert",
+        shared_gate=mlp + "shared_expert_gate.weight",
+    )
+
+
+def _vector(name: str, size: int) -> ParamSpec:
+    return ParamSpec(name=name, shape=(size,), role=ParamRole.VECTOR)
+
+
+def _layer_parameters(geometry: ModelGeometry, prefix: str, kind: LayerKind, *, recipe: bool) -> list[ParamSpec]:
+    """Parameters of one layer; `recipe` says whether quantisation recipes may touch it (never the MTP head)."""
+    hidden, ssm, att = geometry.hidden, geometry.ssm, geometry.attention
+    dense, experts = ("dense", "experts") if recipe else (None, None)
+
+    def linear(name: str, out_size: int, in_size: int) -> ParamSpec:
+        return ParamSpec(name=prefix + name, shape=(out_size, in_size), role=ParamRole.LINEAR, recipe=dense)
+
+    specs = [
+        _vector(prefix + "input_layernorm.weight", hidden),
+        _vector(prefix + "post_attention_layernorm.weight", hidden),
+    ]
+    if kind is LayerKind.SSM:
+        p = prefix + "linear_attn."
+        specs += [
+            linear("linear_attn.in_proj_qkv.weight", ssm.conv_channels, hidden),
+            linear("linear_attn.in_proj_z.weight", ssm.inner, hidden),
+            linear("linear_attn.in_proj_a.weight", ssm.heads, hidden),
+            linear("linear_attn.in_proj_b.weight", ssm.heads, hidden),
+            ParamSpec(name=p + "conv1d.weight", shape=(ssm.conv_channels, 1, ssm.conv_kernel), role=ParamRole.CONV),
+            _vector(p + "A_log", ssm.heads),
+            _vector(p + "dt_bias", ssm.heads),
+            _vector(p + "norm.weight", ssm.head_dim),
+            linear("linear_attn.out_proj.weight", hidden, ssm.inner),
+        ]
+    else:
+        p = prefix + "self_attn."
+        specs += [
+            linear("self_attn.q_proj.weight", 2 * att.q_size, hidden),
+            linear("self_attn.k_proj.weight", att.kv_size, hidden),
+            linear("self_attn.v_proj.weight", att.kv_size, hidden),
+            linear("self_attn.o_proj.weight", hidden, att.q_size),
+            _vector(p + "q_norm.weight", att.head_dim),
+            _vector(p + "k_norm.weight", att.head_dim),
+        ]
+    moe = geometry.moe
+    if moe is None:
+        specs += [
+            linear("mlp.gate_proj.weight", geometry.mlp_intermediate, hidden),
+            linear("mlp.up_proj.weight", geometry.mlp_intermediate, hidden),
+            linear("mlp.down_proj.weight", hidden, geometry.mlp_intermediate),
+        ]
+        return specs
+    specs += [
+        ParamSpec(name=prefix + "mlp.gate.weight", shape=(moe.experts, hidden), role=ParamRole.ROUTER),
+        # one output row: kept in the checkpoint's type, never quantised
+        ParamSpec(name=prefix + "mlp.shared_expert_gate.weight", shape=(1, hidden), role=ParamRole.LINEAR),
+        linear("mlp.shared_expert.gate_proj.weight", moe.shared_intermediate, hidden),
+        linear("mlp.shared_expert.up_proj.weight", moe.shared_intermediate, hidden),
+        linear("mlp.shared_expert.down_proj.weight", hidden, moe.shared_intermediate),
+    ]
+    for projection, shape in (
+        ("gate_proj", (moe.experts, moe.intermediate, hidden)),
+        ("up_proj", (moe.experts, moe.intermediate, hidden)),
+        ("down_proj", (moe.experts, hidden, moe.intermediate)),
+    ):
+        specs.append(
+            ParamSpec(name=f"{prefix}mlp.experts.{projection}", shape=shape, role=ParamRole.EXPERTS, recipe=experts)
+        )
+    return specs
