@@ -8,38 +8,40 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from setuptools import find_namespace_packages, setup
+from setuptools import find_packages, setup
 
 ROOT = Path(__file__).resolve().parent
 PACKAGE = "trtllm_replayssm"
 ROOMS = ("builders", "runtime")  # root folders that are sub-packages of PACKAGE
 
-TEST = ["hypothesis>=6.100", "mypy>=1.11", "pytest>=8.2", "pytest-timeout>=2.3", "pytest-xdist>=3.6", "ruff>=0.6"]
-SERVE = ["fastapi>=0.115", "uvicorn>=0.30"]
+EXTRAS = {
+    "test": [
+        "hypothesis>=6.100", "mypy>=1.15", "pytest>=8.2", "pytest-timeout>=2.3", "pytest-xdist>=3.6", "ruff>=0.9",
+    ],
+    "reference": ["transformers>=5.17,<6"],  # only tests/tools/make_checkpoints.py
+    "serve": ["fastapi>=0.115", "uvicorn>=0.30"],
+    "cuda": ["cuda-python>=12.6"],
+    "tensorrt": ["tensorrt>=11.0"],
+    "tensorrt-rtx": ["tensorrt-rtx>=1.7"],
+    "trtllm": ["tensorrt-llm>=1.2"],
+}
 
 
 def version() -> str:
-    """The version string of `trtllm_replayssm/_version.py`, read as text: importing needs the dependencies."""
+    """The version in `_version.py`, read as text: importing the package would need its dependencies."""
     text = (ROOT / PACKAGE / "_version.py").read_text(encoding="utf-8")
     match = re.search(r'^__version__ = "([^"]+)"$', text, re.MULTILINE)
     if match is None:
-        raise RuntimeError(f"setup: {PACKAGE}/_version.py: expected a line __version__ = \"X.Y.Z\", got none")
+        raise RuntimeError(f'setup: {PACKAGE}/_version.py: expected a line __version__ = "X.Y.Z", got none')
     return match.group(1)
 
 
 def package_dirs() -> dict[str, str]:
-    """Every importable package and its folder.
-
-    Listed one by one because an editable install maps exactly the packages named here: a sub-package that is only
-    reachable through its parent's folder would be missing for the rooms, whose folder is not inside PACKAGE's.
-    """
-    dirs = {PACKAGE: PACKAGE}
-    for folder in (PACKAGE, *ROOMS):
-        name = folder if folder == PACKAGE else f"{PACKAGE}.{folder}"
-        dirs[name] = folder
-        for sub in find_namespace_packages(where=str(ROOT / folder)):
-            if "__pycache__" not in sub and list((ROOT / folder / sub.replace(".", "/")).glob("*.py")):
-                dirs[f"{name}.{sub}"] = f"{folder}/{sub.replace('.', '/')}"
+    """Every package by its import name, with its folder relative to the root."""
+    dirs = {PACKAGE: PACKAGE, **{f"{PACKAGE}.{room}": room for room in ROOMS}}
+    for name, folder in tuple(dirs.items()):
+        for sub in find_packages(where=str(ROOT / folder)):
+            dirs[f"{name}.{sub}"] = f"{folder}/{sub.replace('.', '/')}"
     return dirs
 
 
@@ -48,9 +50,26 @@ PACKAGES = package_dirs()
 setup(
     name="trtllm-replayssm",
     version=version(),
+    description="ReplaySSM inference for hybrid SSM language models: TensorRT engines, replay kernels, runtime",
+    long_description=(ROOT / "README.md").read_text(encoding="utf-8") if (ROOT / "README.md").exists() else "",
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    classifiers=[
+        "Development Status :: 3 - Alpha",
+        "Intended Audience :: Developers",
+        "Programming Language :: Python :: 3 :: Only",
+        *(f"Programming Language :: Python :: 3.{minor}" for minor in range(10, 14)),
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Typing :: Typed",
+    ],
     packages=sorted(PACKAGES),
     package_dir=PACKAGES,
+    package_data={PACKAGE: ["py.typed", "presets/*.json"]},
     python_requires=">=3.10",
-    install_requires=["torch>=2.6", "numpy", "ml_dtypes", "safetensors", "tokenizers", "jinja2", "rich"],
+    install_requires=[
+        "jinja2>=3.1", "ml_dtypes>=0.5", "numpy>=1.26", "rich>=13",
+        "safetensors>=0.4.5", "tokenizers>=0.20", "torch>=2.6",
+    ],
+    extras_require=EXTRAS,
     entry_points={"console_scripts": ["trtllm-replayssm = trtllm_replayssm.cli:main"]},
 )

@@ -1,0 +1,57 @@
+# The three commands of a checkout; each sets up all it needs in $(VENV) and starts at once the second time.
+#   make demo    run the first example
+#   make test    lint, type check and tests (CPU)
+#   make lint    lint and type check only
+# Variables: PYTHON (3.10 or newer), VENV, TORCH (an exact version instead of the one in requirements/cpu.txt),
+# PYTEST_ARGS (added to pytest's command line).
+
+PYTHON ?= python3
+VENV ?= .venv
+TORCH ?=
+PYTEST_ARGS ?=
+WORKERS ?= 2
+
+BIN := $(VENV)/bin
+PIN := $(if $(TORCH),torch==$(TORCH),-c requirements/cpu.txt)
+STAMP := $(VENV)/.installed$(if $(TORCH),-$(TORCH))
+INSTALLS := setup.py requirements/cpu.txt
+TYPING := build/typing/trtllm_replayssm
+
+export OMP_NUM_THREADS ?= 1
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: demo test lint clean
+
+demo: $(STAMP)-run
+	$(BIN)/python examples/01_generate.py
+
+test: lint
+	$(BIN)/python -m pytest -n $(WORKERS) $(PYTEST_ARGS)
+
+lint: $(STAMP)-test $(TYPING)
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
+		echo "make: PYTHON: expected Python 3.10 or newer, got $$($(PYTHON) --version 2>&1). Use make PYTHON=python3.11"; \
+		exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+# The rooms builders/ and runtime/ are found under their long names only in an editable install.
+$(STAMP)-run: $(INSTALLS) | $(BIN)/python
+	$(BIN)/python -m pip install --quiet $(PIN) -e .
+	touch $@
+
+$(STAMP)-test: $(INSTALLS) | $(BIN)/python
+	$(BIN)/python -m pip install --quiet $(PIN) -e '.[test,reference]'
+	touch $@
+
+# mypy does not see setup.py's package map: links show it the rooms under their long names.
+$(TYPING):
+	mkdir -p $@
+	ln -sfn ../../../runtime $@/runtime
+	ln -sfn ../../../builders $@/builders
