@@ -133,7 +133,8 @@ class Graph(Protocol[Tensor]):
     ) -> Tensor:
         """Gated DeltaNet recurrence (paper, Eq. 2-3).
 
-        q, k [..., G * N] and v [..., H * P] after the convolution, raw (normalised inside); a, b [..., H] -> [..., H * P].
+        q, k [..., G * N] and v [..., H * P] after the convolution, raw (normalised inside); a, b [..., H]
+        -> [..., H * P].
         """
         ...
 

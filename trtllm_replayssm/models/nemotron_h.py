@@ -45,8 +45,9 @@ def forward(g: Graph[Tensor], geometry: ModelGeometry, ids: Tensor) -> ModelOutp
 def mtp_forward(g: Graph[Tensor], geometry: ModelGeometry, next_ids: Tensor, hidden: Tensor) -> ModelOutput[Tensor]:
     """The MTP head on pairs (token t + 1, hidden of t); its hidden state feeds the next draft (data sheet, 2.6)."""
     first, last = "mtp.layers.0.", f"mtp.layers.{len(geometry.mtp_pattern) - 1}."
-    embedded = g.rms_norm(g.embedding(next_ids, _EMBEDDINGS), first + "enorm.weight", geometry.norm_eps, unit_offset=False)
-    previous = g.rms_norm(hidden, first + "hnorm.weight", geometry.norm_eps, unit_offset=False)
+    eps = geometry.norm_eps
+    embedded = g.rms_norm(g.embedding(next_ids, _EMBEDDINGS), first + "enorm.weight", eps, unit_offset=False)
+    previous = g.rms_norm(hidden, first + "hnorm.weight", eps, unit_offset=False)
     h = g.linear(g.concat([embedded, previous]), first + "eh_proj.weight")
     for index, kind in enumerate(geometry.mtp_pattern):
         h = _layer(g, geometry, h, f"mtp.layers.{index}.", kind, len(geometry.layers) + index)
