@@ -1,0 +1,1 @@
+"""Checkpoints on disk: configurations, quantised matrices and named tensors, validated. No torch here."""

@@ -1,0 +1,116 @@
+"""Typed access to the keys of a config.json, with errors that name the key. Knows no model family."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from trtllm_replayssm.errors import ConfigError
+
+_REQUIRED = object()
+
+
+def load_json(path: Path) -> dict[str, Any]:
+    """The JSON object in `path`; Infinity is a bare token or, from transformers 5, {"__float__": "Infinity"}."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"), object_hook=_untag_float)
+    except FileNotFoundError:
+        raise ConfigError("load_json", str(path), expected="a JSON file", got="no such file") from None
+    except (OSError, ValueError) as error:
+        raise ConfigError("load_json", str(path), expected="a readable JSON file", got=error) from error
+    if not isinstance(value, dict):
+        raise ConfigError("load_json", str(path), expected="a JSON object", got=type(value).__name__)
+    return value
+
+
+def _untag_float(value: dict[str, Any]) -> Any:
+    return float(value["__float__"]) if value.keys() == {"__float__"} else value
+
+
+class ConfigReader:
+    """One JSON object. Methods take a key and its older spellings; spellings present together must agree.
+
+    A key that is absent or null counts as missing: `default` is returned, or ConfigError raised when there is none.
+    """
+
+    def __init__(self, keys: Mapping[str, Any], *, operation: str = "parse_config") -> None:
+        self.keys = keys
+        self.operation = operation
+
+    def error(self, key: str, expected: object, got: object, hint: str | None = None) -> ConfigError:
+        """A ConfigError about `key`."""
+        return ConfigError(self.operation, key, expected=expected, got=got, hint=hint)
+
+    def raw(self, *spellings: str, default: Any = _REQUIRED) -> Any:
+        """The value of the first spelling present."""
+        present = [name for name in spellings if self.keys.get(name) is not None]
+        if not present:
+            if default is _REQUIRED:
+                raise self.error(" / ".join(spellings), "a value", "no such key")
+            return default
+        value = self.keys[present[0]]
+        for name in present[1:]:
+            if self.keys[name] != value:
+                raise self.error(name, f"{present[0]} = {value!r}, another spelling of it", self.keys[name])
+        return value
+
+    def _typed(self, spellings: Sequence[str], default: Any, expected: str, legal: Callable[[Any], bool]) -> Any:
+        value = self.raw(*spellings, default=default)
+        if value is default or legal(value):
+            return value
+        raise self.error(" / ".join(spellings), expected, repr(value))
+
+    def integer(self, *spellings: str, default: Any = _REQUIRED, minimum: int = 1) -> Any:
+        """An int of at least `minimum`."""
+        return self._typed(spellings, default, f"an integer of at least {minimum}",
+                           lambda v: is_int(v) and v >= minimum)  # fmt: skip
+
+    def number(self, *spellings: str, default: Any = _REQUIRED) -> Any:
+        """A positive, finite float."""
+        value = self._typed(spellings, default, "a positive number",
+                            lambda v: (is_int(v) or isinstance(v, float)) and v > 0 and math.isfinite(v))  # fmt: skip
+        return value if value is default else float(value)
+
+    def boolean(self, *spellings: str, default: Any = _REQUIRED) -> Any:
+        """true or false."""
+        return self._typed(spellings, default, "true or false", lambda v: isinstance(v, bool))
+
+    def string(self, *spellings: str, default: Any = _REQUIRED) -> Any:
+        """A string."""
+        return self._typed(spellings, default, "a string", lambda v: isinstance(v, str))
+
+    def strings(self, *spellings: str, default: Any = _REQUIRED) -> Any:
+        """A non-empty list of strings."""
+        return self._typed(spellings, default, "a non-empty list of strings",
+                           lambda v: isinstance(v, list) and v and all(isinstance(s, str) for s in v))  # fmt: skip
+
+    def only(self, *spellings: str, allowed: Sequence[object], hint: str | None = None) -> None:
+        """Missing, or one of `allowed`: for keys whose other values this package does not implement."""
+        value = self.raw(*spellings, default=None)
+        # `True == 1` in Python, so that the types are compared too
+        if value is not None and not any(type(value) is type(a) and value == a for a in allowed):
+            raise self.error(" / ".join(spellings), f"absent or one of {list(allowed)}", repr(value), hint)
+
+    def token_ids(self, key: str, vocab: int) -> tuple[int, ...]:
+        """Token ids written as one integer or as a list; () when missing."""
+        value = self.raw(key, default=[])
+        ids = value if isinstance(value, list) else [value]
+        for token in ids:
+            if not (is_int(token) and 0 <= token < vocab):
+                raise self.error(key, f"token ids in 0..{vocab - 1}", repr(token))
+        return tuple(ids)
+
+    def token_id(self, key: str, vocab: int) -> int | None:
+        """One token id, or None when missing."""
+        ids = self.token_ids(key, vocab)
+        if len(ids) > 1:
+            raise self.error(key, "one token id", list(ids))
+        return ids[0] if ids else None
+
+
+def is_int(value: object) -> bool:
+    """Whether `value` is an integer and not a truth value."""
+    return isinstance(value, int) and not isinstance(value, bool)
