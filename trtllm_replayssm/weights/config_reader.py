@@ -84,8 +84,7 @@ class ConfigReader:
 
     def strings(self, *spellings: str, default: Any = _REQUIRED) -> Any:
         """A non-empty list of strings."""
-        return self._typed(spellings, default, "a non-empty list of strings",
-                           lambda v: isinstance(v, list) and v and all(isinstance(s, str) for s in v))  # fmt: skip
+        return self._typed(spellings, default, "a non-empty list of strings", _is_string_list)
 
     def only(self, *spellings: str, allowed: Sequence[object], hint: str | None = None) -> None:
         """Missing, or one of `allowed`: for keys whose other values this package does not implement."""
@@ -114,3 +113,7 @@ class ConfigReader:
 def is_int(value: object) -> bool:
     """Whether `value` is an integer and not a truth value."""
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_string_list(value: object) -> bool:
+    return isinstance(value, list) and len(value) > 0 and all(isinstance(s, str) for s in value)
