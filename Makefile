@@ -46,8 +46,8 @@ $(STAMP)-run: $(INSTALLS) | $(BIN)/python
 	$(BIN)/python -m pip install --quiet $(PIN) -e .
 	touch $@
 
-$(STAMP)-test: $(INSTALLS) | $(BIN)/python
-	$(BIN)/python -m pip install --quiet $(PIN) -e '.[test,reference]'
+$(STAMP)-test: $(INSTALLS) requirements/tools.txt | $(BIN)/python
+	$(BIN)/python -m pip install --quiet $(PIN) -c requirements/tools.txt -e '.[test,reference]'
 	touch $@
 
 # mypy does not see setup.py's package map: links show it the rooms under their long names.
