@@ -106,6 +106,10 @@ class Checkpoint:
         """Canonical names of all parameters, in the model's order."""
         return list(self._layout.specs)
 
+    def matrix_names(self) -> list[str]:
+        """Canonical names of the parameters that `storage` serves: matrices, then stacks of experts."""
+        return [*self._layout.matrices, *self._layout.stacks]
+
     def spec(self, name: str) -> ParamSpec:
         """The specification of a parameter."""
         spec: ParamSpec = self._find(name, self._layout.specs, "spec")

@@ -22,7 +22,7 @@ def preset_names() -> tuple[str, ...]:
 def preset_config(name: str) -> dict[str, Any]:
     """The config.json content of a preset; upper case and a missing `-nvfp4` are accepted in `name`."""
     found = _find(name)
-    text = files("trtllm_replayssm").joinpath("presets", f"{found}.json").read_text(encoding="utf-8")
+    text = (files("trtllm_replayssm") / "presets" / f"{found}.json").read_text(encoding="utf-8")
     config: dict[str, Any] = json.loads(text)
     return config
 
