@@ -18,7 +18,7 @@ _LAZY = {
     "LLM": "trtllm_replayssm.runtime.llm",
     "RequestOutput": "trtllm_replayssm.runtime.llm",
     "CompletionOutput": "trtllm_replayssm.runtime.llm",
-    "SamplingParams": "trtllm_replayssm.runtime.scheduler.request",
+    "SamplingParams": "trtllm_replayssm.runtime.sampling.params",
     "KvCacheConfig": "trtllm_replayssm.runtime.llm",
     "MTPDecodingConfig": "trtllm_replayssm.runtime.llm",
     "NGramDecodingConfig": "trtllm_replayssm.runtime.llm",
@@ -42,7 +42,14 @@ def __getattr__(name: str) -> object:
     """The public `name`, imported on first use and remembered; AttributeError for any other."""
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(_LAZY[name]), name)
+    try:
+        module = import_module(_LAZY[name])
+    except ModuleNotFoundError as error:
+        if error.name != f"{__name__}.runtime":
+            raise
+        hint = "In a source checkout the rooms are found after `pip install -e .`"
+        raise ImportError(f"import: {error.name}: expected an installed package, got none. {hint}") from error
+    value = getattr(module, name)
     globals()[name] = value
     return value
 

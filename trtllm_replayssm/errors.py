@@ -28,6 +28,10 @@ class ReplaySSMError(Exception):
         text = f"{operation}: {argument}: expected {expected}, got {got}"
         super().__init__(f"{text}. {hint}" if hint else text)
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """Rebuild from the message and restore the parts, so that errors cross process boundaries."""
+        return _rebuild, (type(self), self.args), self.__dict__
+
 
 class ConfigError(ReplaySSMError, ValueError):
     """A static setting is wrong; the user fixes it before starting."""
@@ -63,3 +67,9 @@ class DeviceError(ReplaySSMError, RuntimeError):
 
 class InvariantError(ReplaySSMError, AssertionError):
     """Our own bookkeeping is broken: a bug in this package."""
+
+
+def _rebuild(kind: type[ReplaySSMError], args: tuple[object, ...]) -> ReplaySSMError:
+    error = kind.__new__(kind)
+    error.args = args
+    return error

@@ -1,0 +1,142 @@
+"""The rooms of the library, which room may import which, and how files and imports are found. No test here.
+
+The table is the contract; CONTRIBUTING.md explains it. A new file in a known folder belongs to that folder's room; a
+new folder needs a row in ROOMS, MAY_IMPORT and MAY_USE.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = "trtllm_replayssm"
+FOLDERS = {PACKAGE: PACKAGE, "builders": f"{PACKAGE}.builders", "runtime": f"{PACKAGE}.runtime"}
+
+# Longest prefix of a module's name without "trtllm_replayssm." -> its room. "rules" are the parts of the specification
+# that the product shares with it (random words, storage formats, acceptance); the rest of the specification judges the
+# operations, so they must not be built from it.
+ROOMS = {
+    "": "package",
+    "_version": "contract", "errors": "contract", "dtypes": "contract", "shapes": "contract", "params": "contract",
+    "config": "contract", "graph": "contract", "bindings": "contract", "manifest": "contract",
+    "spec": "spec", "spec.philox": "rules", "spec.formats": "rules", "spec.accept": "rules",
+    "models": "models", "weights": "weights", "ops": "ops", "cli": "cli",
+    "builders": "builders",
+    "runtime": "runtime",
+    "runtime.pools": "pools",
+    "runtime.pools.slots": "slots", "runtime.pools.cursors": "slots",
+    "runtime.sampling": "sampling",
+    "runtime.text": "text",
+    "runtime.speculative": "speculative",
+    "runtime.scheduler": "scheduler",
+    "runtime.session": "session",
+    "runtime.session.base": "session interface",
+    "runtime.engine": "engine",
+    "runtime.llm": "llm",
+    "runtime.server": "server",
+}  # fmt: skip
+
+_HOST = {"contract", "rules", "slots", "sampling", "text", "speculative", "scheduler"}  # what a host without torch runs
+# Room -> rooms it may import besides itself; imports under TYPE_CHECKING and inside functions count
+MAY_IMPORT = {
+    "contract": set(),
+    "package": {"contract", "sampling", "speculative", "scheduler", "llm"},
+    "rules": {"contract"},
+    "spec": {"contract", "models", "rules"},
+    "models": {"contract"},
+    "weights": {"contract", "models"},
+    "ops": {"contract", "rules"},
+    "builders": {"contract", "models", "weights"},
+    "runtime": set(),
+    "slots": {"contract"},
+    "pools": {"contract", "slots", "ops"},
+    "sampling": {"contract", "rules"},
+    "text": {"contract", "sampling"},
+    "speculative": {"contract", "rules", "slots", "sampling"},
+    "scheduler": {"contract", "rules", "slots", "sampling", "speculative", "text"},
+    "session interface": {"contract"},
+    "session": {"contract", "rules", "models", "weights", "ops", "slots", "pools", "session interface"},
+    "engine": _HOST | {"models", "weights", "pools", "session interface", "session"},
+    "llm": _HOST | {"models", "weights", "session interface", "engine"},
+    "server": {"contract", "package", "sampling", "text", "engine", "llm"},
+    "cli": {"contract", "package", "models", "weights", "builders", "engine", "llm", "server", "sampling"},
+}
+
+# Room -> packages of others it may import; the standard library is free
+MAY_USE = {
+    "contract": {"numpy", "ml_dtypes"},
+    "package": set(),
+    "rules": {"numpy", "ml_dtypes"},
+    "spec": {"numpy", "ml_dtypes"},
+    "models": set(),
+    "weights": {"numpy", "ml_dtypes", "safetensors"},
+    "ops": {"torch", "numpy"},
+    "builders": {"numpy", "ml_dtypes", "safetensors", "tensorrt", "tensorrt_rtx"},
+    "runtime": set(),
+    "slots": {"numpy"},
+    "pools": {"torch", "numpy"},
+    "sampling": {"numpy"},
+    "text": {"tokenizers", "jinja2"},
+    "speculative": {"numpy"},
+    "scheduler": {"numpy"},
+    "session interface": {"numpy"},
+    "session": {"torch", "numpy", "ml_dtypes", "tensorrt", "tensorrt_rtx", "cuda"},
+    "engine": {"torch", "numpy"},
+    "llm": {"torch", "numpy"},
+    "server": {"fastapi", "uvicorn", "starlette", "pydantic", "numpy"},
+    "cli": {"rich"},
+}
+NO_TORCH = frozenset(room for room, used in MAY_USE.items() if "torch" not in used) - {"server", "cli"}
+
+
+@dataclass(frozen=True, slots=True)
+class Import:
+    """One imported module by absolute name, and the line that imports it."""
+
+    module: str
+    line: int
+
+
+def library_files() -> list[Path]:
+    """Every Python file of the library that exists."""
+    return sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
+
+
+def module_name(path: Path) -> str:
+    """Import name of a library file: runtime/pools/slots.py -> trtllm_replayssm.runtime.pools.slots."""
+    folder, *rest = path.relative_to(ROOT).with_suffix("").parts
+    if rest[-1] == "__init__":
+        rest.pop()
+    return ".".join([FOLDERS[folder], *rest])
+
+
+def room_of(module: str) -> str | None:
+    """The room of an import name of the library; None when no row of ROOMS covers it."""
+    rest = module.removeprefix(PACKAGE).removeprefix(".")
+    while rest not in ROOMS and "." in rest:
+        rest = rest.rpartition(".")[0]
+    return ROOMS.get(rest)
+
+
+def parse(path: Path) -> ast.Module:
+    """The syntax tree of a file."""
+    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+
+
+def imports_of(tree: ast.AST, module: str, *, is_package: bool, known: frozenset[str]) -> Iterator[Import]:
+    """Every import of a file, also under TYPE_CHECKING and inside functions; `known` are the library's modules."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (Import(alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parents = module.split(".")
+                parents = parents[: len(parents) - node.level + is_package]
+                base = ".".join([*parents, base] if base else parents)
+            for alias in node.names:
+                full = f"{base}.{alias.name}"
+                yield Import(full if full in known else base, node.lineno)
