@@ -16,13 +16,14 @@ PACKAGE = "trtllm_replayssm"
 FOLDERS = {PACKAGE: PACKAGE, "builders": f"{PACKAGE}.builders", "runtime": f"{PACKAGE}.runtime"}
 
 # Longest prefix of a module's name without "trtllm_replayssm." -> its room. "rules" are the parts of the specification
-# that the product shares with it (random words, storage formats, acceptance); the rest of the specification judges the
+# that the product shares with it (random words, storage formats, acceptance, cursors); the rest of the specification judges the
 # operations, so they must not be built from it.
 ROOMS = {
     "": "package",
     "_version": "contract", "errors": "contract", "dtypes": "contract", "shapes": "contract", "params": "contract",
     "config": "contract", "graph": "contract", "bindings": "contract", "manifest": "contract",
     "spec": "spec", "spec.philox": "rules", "spec.formats": "rules", "spec.accept": "rules",
+    "spec.cursors": "rules",
     "models": "models", "weights": "weights", "ops": "ops", "cli": "cli",
     "builders": "builders",
     "runtime": "runtime",
@@ -34,6 +35,8 @@ ROOMS = {
     "runtime.scheduler": "scheduler",
     "runtime.session": "session",
     "runtime.session.base": "session interface",
+    "runtime.intake": "engine parts", "runtime.outputs": "engine parts", "runtime.stats": "engine parts",
+    "runtime.traffic_meter": "engine parts",
     "runtime.engine": "engine",
     "runtime.llm": "llm",
     "runtime.server": "server",
@@ -43,7 +46,7 @@ _HOST = {"contract", "rules", "slots", "sampling", "text", "speculative", "sched
 # Room -> rooms it may import besides itself; imports under TYPE_CHECKING and inside functions count
 MAY_IMPORT = {
     "contract": set(),
-    "package": {"contract", "sampling", "speculative", "scheduler", "llm"},
+    "package": {"contract", "sampling", "speculative", "scheduler", "engine parts", "llm"},
     "rules": {"contract"},
     "spec": {"contract", "models", "rules"},
     "models": {"contract"},
@@ -59,10 +62,11 @@ MAY_IMPORT = {
     "scheduler": {"contract", "rules", "slots", "sampling", "speculative", "text"},
     "session interface": {"contract"},
     "session": {"contract", "rules", "models", "weights", "ops", "slots", "pools", "session interface"},
-    "engine": _HOST | {"models", "weights", "pools", "session interface", "session"},
-    "llm": _HOST | {"models", "weights", "session interface", "engine"},
-    "server": {"contract", "package", "sampling", "text", "engine", "llm"},
-    "cli": {"contract", "package", "models", "weights", "builders", "engine", "llm", "server", "sampling"},
+    "engine parts": _HOST | {"session interface"},
+    "engine": _HOST | {"engine parts", "models", "weights", "pools", "session interface", "session"},
+    "llm": _HOST | {"engine parts", "models", "weights", "session interface", "engine"},
+    "server": {"contract", "package", "sampling", "text", "engine parts", "engine", "llm"},
+    "cli": {"contract", "package", "models", "weights", "builders", "sampling", "engine parts", "engine", "llm", "server"},
 }
 
 # Room -> packages of others it may import; the standard library is free
@@ -84,6 +88,7 @@ MAY_USE = {
     "scheduler": {"numpy"},
     "session interface": {"numpy"},
     "session": {"torch", "numpy", "ml_dtypes", "tensorrt", "tensorrt_rtx", "cuda"},
+    "engine parts": {"numpy"},
     "engine": {"torch", "numpy"},
     "llm": {"torch", "numpy"},
     "server": {"fastapi", "uvicorn", "starlette", "pydantic", "numpy"},
