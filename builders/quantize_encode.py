@@ -30,7 +30,8 @@ def absolute_maximum(values: NDArray[Any]) -> np.float32:
         if not (math.isfinite(high) and math.isfinite(low)):
             raise ContractError("quantize", "values", expected="finite numbers", got="NaN or infinity")
         amax = max(amax, high, -low)
-    return np.float32(amax)
+    result: np.float32 = np.float32(amax)
+    return result
 
 
 def nvfp4_scale_2(amax: np.float32) -> np.float32:
@@ -75,7 +76,8 @@ def encode_fp8(values: NDArray[Any], scale: np.float32) -> NDArray[Any]:
 
 def _scale(amax: np.float32, largest: float) -> np.float32:
     """amax / largest in float32, in the range where float32 is precise."""
-    return np.float32(1) if amax == 0 else np.float32(max(amax / np.float32(largest), _SCALE_MIN))
+    scale: np.float32 = np.float32(1) if amax == 0 else np.float32(max(amax / np.float32(largest), _SCALE_MIN))
+    return scale
 
 
 def _row_chunks(values: NDArray[Any]) -> list[NDArray[Any]]:

@@ -42,6 +42,14 @@ class MatrixStorage:
         """The tensors that this matrix claims."""
         return [t for t in (self.weight, self.scale, self.scale_2, self.input_scale) if t is not None]
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of this matrix alone, scales included."""
+        if self.part is not None:
+            _, begin, end = self.part
+            return self.weight.nbytes // (self.weight.shape[0] * self.weight.shape[1]) * (end - begin)
+        return sum(tensor.nbytes for tensor in self.tensors())
+
     def read(self) -> Matrix:
         """The matrix, its elements mapped; raises CheckpointError for a scale that is not positive and finite."""
         if self.part is not None:
