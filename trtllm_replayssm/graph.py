@@ -118,8 +118,17 @@ class Graph(Protocol[Tensor]):
         ...
 
     def mamba2(
-        self, x: Tensor, k: Tensor, q: Tensor, dt: Tensor, *, layer: int, shape: SsmShape,
-        a_log: str, d_skip: str, dt_bias: str,
+        self,
+        x: Tensor,
+        k: Tensor,
+        q: Tensor,
+        dt: Tensor,
+        *,
+        layer: int,
+        shape: SsmShape,
+        a_log: str,
+        d_skip: str,
+        dt_bias: str,
     ) -> Tensor:
         """Mamba-2 recurrence (paper, Eq. 1) with the D skip.
 
@@ -128,8 +137,17 @@ class Graph(Protocol[Tensor]):
         ...
 
     def gdn(
-        self, q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, *, layer: int, shape: SsmShape,
-        a_log: str, dt_bias: str,
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        a: Tensor,
+        b: Tensor,
+        *,
+        layer: int,
+        shape: SsmShape,
+        a_log: str,
+        dt_bias: str,
     ) -> Tensor:
         """Gated DeltaNet recurrence (paper, Eq. 2-3).
 

@@ -81,8 +81,15 @@ def _mamba(g: Graph[Tensor], geometry: ModelGeometry, u: Tensor, mixer: str, ind
     xbc = g.causal_conv1d(xbc, mixer + "conv1d.weight", bias, layer=index, kernel=ssm.conv_kernel)
     x, k, q = g.split(xbc, [ssm.inner, ssm.key_channels, ssm.key_channels])
     o = g.mamba2(
-        x, k, q, dt, layer=index, shape=ssm,
-        a_log=mixer + "A_log", d_skip=mixer + "D", dt_bias=mixer + "dt_bias",
+        x,
+        k,
+        q,
+        dt,
+        layer=index,
+        shape=ssm,
+        a_log=mixer + "A_log",
+        d_skip=mixer + "D",
+        dt_bias=mixer + "dt_bias",
     )
     y = g.gated_rms_norm(o, z, mixer + "norm.weight", geometry.norm_eps, groups=ssm.groups, gate_first=True)
     return g.linear(y, mixer + "out_proj.weight")

@@ -44,9 +44,7 @@ def forward(g: Graph[Tensor], geometry: ModelGeometry, ids: Tensor) -> ModelOutp
 def mtp_forward(g: Graph[Tensor], geometry: ModelGeometry, next_ids: Tensor, hidden: Tensor) -> ModelOutput[Tensor]:
     """The MTP head on pairs (token t + 1, hidden of t); its hidden state feeds the next draft (data sheet, 3.6)."""
     eps = geometry.norm_eps
-    embedded = g.rms_norm(
-        g.embedding(next_ids, _EMBEDDINGS), "mtp.pre_fc_norm_embedding.weight", eps, unit_offset=True
-    )
+    embedded = g.rms_norm(g.embedding(next_ids, _EMBEDDINGS), "mtp.pre_fc_norm_embedding.weight", eps, unit_offset=True)
     previous = g.rms_norm(hidden, "mtp.pre_fc_norm_hidden.weight", eps, unit_offset=True)
     h = g.linear(g.concat([embedded, previous]), "mtp.fc.weight")
     for index, kind in enumerate(geometry.mtp_pattern):
@@ -80,8 +78,15 @@ def _gdn(g: Graph[Tensor], geometry: ModelGeometry, u: Tensor, p: str, index: in
     qkv = g.causal_conv1d(qkv, p + "conv1d.weight", None, layer=index, kernel=ssm.conv_kernel)
     q, k, v = g.split(qkv, [ssm.key_channels, ssm.key_channels, ssm.inner])
     o = g.gdn(
-        q, k, v, g.linear(u, p + "in_proj_a.weight"), g.linear(u, p + "in_proj_b.weight"),
-        layer=index, shape=ssm, a_log=p + "A_log", dt_bias=p + "dt_bias",
+        q,
+        k,
+        v,
+        g.linear(u, p + "in_proj_a.weight"),
+        g.linear(u, p + "in_proj_b.weight"),
+        layer=index,
+        shape=ssm,
+        a_log=p + "A_log",
+        dt_bias=p + "dt_bias",
     )
     z = g.linear(u, p + "in_proj_z.weight")
     y = g.gated_rms_norm(o, z, p + "norm.weight", geometry.norm_eps, groups=ssm.heads, gate_first=False)

@@ -148,7 +148,7 @@ class NumpyGraph:
         rows = kernel if self._state.replay is None else self._state.replay.conv_rows(kernel)
         window = self._state.windows.setdefault(layer, np.zeros((rows, x.shape[-1])))
         return conv_prefill(
-            window, self._state.cursors.position, x, self._matrix(weight), None if bias is None else self._vector(bias)
+            window, self._state.cursors.position, x, self._vector(weight), None if bias is None else self._vector(bias)
         )
 
     def mamba2(

@@ -1,0 +1,1 @@
+"""Memory and ids of one replica's sequences; knows slots, not requests."""

@@ -1,0 +1,1 @@
+"""Sessions: run steps of a model over slots."""

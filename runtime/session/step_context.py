@@ -1,0 +1,41 @@
+"""What the stateful operations of one forward pass need to know about its rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+import torch
+from torch import Tensor
+
+from trtllm_replayssm.ops.layer_state import StepRows
+
+
+class Phase(Enum):
+    """Which operations a forward pass runs: a prompt chunk, or a decode / verify step."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+@dataclass(frozen=True)
+class StepContext:
+    """rows: checked slots and token counts; start [B] int64: absolute position of each row's first token.
+
+    last_chunk [B] bool: rows whose prompt ends with this chunk (PREFILL only).
+    """
+
+    phase: Phase
+    rows: StepRows
+    start: Tensor
+    width: int
+    last_chunk: Tensor
+
+    def positions(self) -> Tensor:
+        """[B, T] absolute positions."""
+        return self.start[:, None] + torch.arange(self.width, device=self.start.device)
+
+    def valid(self) -> Tensor:
+        """[B, T] bool: tokens that exist."""
+        inside = torch.arange(self.width, device=self.start.device) < self.rows.num_tokens[:, None]
+        return inside & (self.rows.slot >= 0)[:, None]

@@ -1,0 +1,153 @@
+"""The torch interpreter of the graph vocabulary: tensors [B, T, channels], one forward pass of one step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from trtllm_replayssm.graph import MoeNames
+from trtllm_replayssm.ops.reference import gdn, mamba2
+from trtllm_replayssm.runtime.session.step_context import Phase, StepContext
+from trtllm_replayssm.runtime.session.torch_moe import route, routed_experts
+from trtllm_replayssm.runtime.session.torch_state_ops import StateOps
+from trtllm_replayssm.runtime.session.torch_weights import TorchWeights
+from trtllm_replayssm.shapes import AttentionShape, MoeShape, SsmShape
+
+
+class TorchGraph:
+    """Implements `graph.Graph`. Norms, decays, router scores and states are float32 whatever the activation type."""
+
+    def __init__(self, weights: TorchWeights, state_ops: StateOps, context: StepContext) -> None:
+        self._weights = weights
+        self._state_ops = state_ops
+        self._ctx = context
+
+    def embedding(self, ids: Tensor, table: str) -> Tensor:
+        return functional.embedding(ids, self._weights.matrix(table))
+
+    def linear(self, x: Tensor, weight: str) -> Tensor:
+        return functional.linear(x, self._weights.matrix(weight))
+
+    def lm_head(self, x: Tensor, weight: str) -> Tensor:
+        return self.linear(x, weight).float()
+
+    def add(self, a: Tensor, b: Tensor) -> Tensor:
+        return a + b
+
+    def mul(self, a: Tensor, b: Tensor) -> Tensor:
+        return a * b
+
+    def silu(self, x: Tensor) -> Tensor:
+        return functional.silu(x)
+
+    def sigmoid(self, x: Tensor) -> Tensor:
+        return x.sigmoid()
+
+    def relu2(self, x: Tensor) -> Tensor:
+        return functional.relu(x).square()
+
+    def concat(self, parts: Sequence[Tensor]) -> Tensor:
+        return torch.cat(list(parts), dim=-1)
+
+    def split(self, x: Tensor, sizes: Sequence[int]) -> list[Tensor]:
+        return list(x.split(list(sizes), dim=-1))
+
+    def split_heads(self, x: Tensor, heads: int) -> Tensor:
+        return x.reshape(*x.shape[:-1], heads, -1)
+
+    def merge_heads(self, x: Tensor) -> Tensor:
+        return x.flatten(-2)
+
+    def rms_norm(self, x: Tensor, weight: str, eps: float, *, unit_offset: bool) -> Tensor:
+        scale = self._weights.vector(weight) + float(unit_offset)
+        return (_normalised(x.float(), eps) * scale).to(x.dtype)
+
+    def gated_rms_norm(
+        self, x: Tensor, gate: Tensor, weight: str, eps: float, *, groups: int, gate_first: bool
+    ) -> Tensor:
+        scale, opening = self._weights.vector(weight), functional.silu(gate.float())
+        wide = x.float() * opening if gate_first else x.float()
+        normalised = _normalised(wide.unflatten(-1, (groups, -1)), eps)
+        if gate_first:
+            return (normalised.flatten(-2) * scale).to(x.dtype)
+        return ((normalised * scale).flatten(-2) * opening).to(x.dtype)
+
+    def rope(self, x: Tensor, rotary_dim: int, theta: float) -> Tensor:
+        half = rotary_dim // 2
+        frequency = theta ** (torch.arange(half, device=x.device, dtype=torch.float64) * (-2.0 / rotary_dim))
+        angle = self._ctx.positions().double()[..., None, None] * frequency  # float64: exact at long positions
+        cos, sin = angle.cos().float(), angle.sin().float()
+        first, second = x[..., :half].float(), x[..., half:rotary_dim].float()
+        turned = [first * cos - second * sin, second * cos + first * sin, x[..., rotary_dim:].float()]
+        return torch.cat(turned, dim=-1).to(x.dtype)
+
+    def attention(self, q: Tensor, k: Tensor, v: Tensor, *, layer: int, shape: AttentionShape) -> Tensor:
+        return self._state_ops.attention(self._ctx, layer, q, k, v)
+
+    def causal_conv1d(self, x: Tensor, weight: str, bias: str | None, *, layer: int, kernel: int) -> Tensor:
+        bias_vector = None if bias is None else self._weights.vector(bias)
+        return self._state_ops.conv1d(self._ctx, layer, x, self._weights.vector(weight), bias_vector)
+
+    def mamba2(
+        self, x: Tensor, k: Tensor, q: Tensor, dt: Tensor, *, layer: int, shape: SsmShape,
+        a_log: str, d_skip: str, dt_bias: str,
+    ) -> Tensor:  # fmt: skip
+        o = self._state_ops.mamba2(
+            self._ctx, layer, self.split_heads(x, shape.heads), self.split_heads(k, shape.groups),
+            self.split_heads(q, shape.groups), mamba2.discretise(dt, self._weights.vector(dt_bias)),
+            -self._weights.vector(a_log).exp(), self._weights.vector(d_skip),
+        )  # fmt: skip
+        return self.merge_heads(o)
+
+    def gdn(
+        self, q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, *, layer: int, shape: SsmShape,
+        a_log: str, dt_bias: str,
+    ) -> Tensor:  # fmt: skip
+        g, beta = gdn.gates(a, b, self._weights.vector(a_log), self._weights.vector(dt_bias))
+        o = self._state_ops.gdn(
+            self._ctx, layer, self.split_heads(q, shape.groups), self.split_heads(k, shape.groups),
+            self.split_heads(v, shape.heads), g, beta,
+        )  # fmt: skip
+        return self.merge_heads(o)
+
+    def moe(self, x: Tensor, names: MoeNames, shape: MoeShape) -> Tensor:
+        out = torch.zeros_like(x)
+        valid = self._ctx.valid()
+        tokens = x[valid]
+        bias = None if names.router_bias is None else self._weights.vector(names.router_bias)
+        ids, weights = route(functional.linear(tokens.float(), self._weights.matrix_float32(names.router)), bias, shape)
+        inner = tokens if names.latent_in is None else self.linear(tokens, names.latent_in)
+        routed = routed_experts(
+            inner, ids, weights, shape,
+            lambda projection, e: self._weights.expert(f"{names.experts}.{projection}", e),
+        )  # fmt: skip
+        if names.latent_out is not None:
+            routed = self.linear(routed, names.latent_out)
+        shared = self._shared(tokens, names.shared, shape.gated)
+        if names.shared_gate is not None:
+            shared = self.linear(tokens, names.shared_gate).sigmoid() * shared
+        out[valid] = routed + shared
+        return out
+
+    def select_tokens(self, x: Tensor) -> Tensor:
+        if self._ctx.phase is Phase.DECODE:
+            return x
+        return last_tokens(x, self._ctx)
+
+    def _shared(self, x: Tensor, prefix: str, gated: bool) -> Tensor:
+        up = self.linear(x, f"{prefix}.up_proj.weight")
+        inner = self.silu(self.linear(x, f"{prefix}.gate_proj.weight")) * up if gated else self.relu2(up)
+        return self.linear(inner, f"{prefix}.down_proj.weight")
+
+
+def last_tokens(x: Tensor, ctx: StepContext) -> Tensor:
+    """[B, T, ...] -> [B, 1, ...]: each row's last existing token (its first when it has none)."""
+    last = (ctx.rows.num_tokens - 1).clamp(min=0)
+    return x[torch.arange(len(last), device=x.device), last][:, None]
+
+
+def _normalised(x: Tensor, eps: float) -> Tensor:
+    return x * (x.square().mean(-1, keepdim=True) + eps).rsqrt()

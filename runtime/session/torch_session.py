@@ -1,0 +1,257 @@
+"""The torch session: runs steps over slots with the reference operations. Implements `session.base.Session`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from trtllm_replayssm.config import PoolConfig, ReplayConfig
+from trtllm_replayssm.errors import ContractError
+from trtllm_replayssm.models import model_of
+from trtllm_replayssm.ops.dtypes import torch_dtype
+from trtllm_replayssm.ops.layer_state import StepRows
+from trtllm_replayssm.ops.reference import commit
+from trtllm_replayssm.ops.reference.rows import check_width, step_rows
+from trtllm_replayssm.runtime.pools.poison import poison_dead_memory
+from trtllm_replayssm.runtime.pools.state_pools import StatePools
+from trtllm_replayssm.runtime.session.base import DecodeRow, Logits, MtpRow, PrefillChunk, SlotCursors, SlotSnapshot
+from trtllm_replayssm.runtime.session.step_context import Phase, StepContext
+from trtllm_replayssm.runtime.session.torch_graph import TorchGraph, last_tokens
+from trtllm_replayssm.runtime.session.torch_state_ops import StateOps
+from trtllm_replayssm.runtime.session.torch_weights import TorchWeights
+from trtllm_replayssm.weights.checkpoint import Checkpoint
+
+
+@dataclass(frozen=True)
+class _Hidden:
+    """Final hidden states [n, hidden] of the tokens a slot's last step committed, from absolute position `start`."""
+
+    start: int
+    states: Tensor
+
+
+@dataclass(frozen=True)
+class _Drafting:
+    """MTP rows between `mtp_begin` and `mtp_next`: their slots, next absolute positions and last hidden states."""
+
+    slots: Tensor
+    position: Tensor
+    hidden: Tensor
+
+
+class TorchSession:
+    """One replica on one device.
+
+    state_cache: "replay", or "conventional" (states read and written at every token, one snapshot per drafted token).
+    debug: poison everything dead with NaN before each step and check the pools after it.
+    """
+
+    def __init__(self, weights: TorchWeights, pools: StatePools, *, debug: bool = False) -> None:
+        self.geometry = pools.geometry
+        self.replay = pools.replay
+        self.pool = pools.pool
+        self.pools = pools
+        self._weights = weights
+        self._model = model_of(pools.geometry)
+        self._state_ops = StateOps(pools)
+        self._device = pools.cursors.position.device
+        self._debug = debug
+        self._step: StepRows | None = None
+        self._step_hidden: Tensor | None = None
+        self._hidden: dict[int, _Hidden] = {}
+        self._drafting: _Drafting | None = None
+
+    @classmethod
+    def from_checkpoint(
+        cls, checkpoint: Checkpoint, replay: ReplayConfig, pool: PoolConfig, *, state_cache: str = "replay",
+        device: str = "cpu", debug: bool = False,
+    ) -> TorchSession:  # fmt: skip
+        """Pools for the checkpoint's geometry; weights are read when first used."""
+        if state_cache not in ("replay", "conventional"):
+            raise ContractError("TorchSession", "state_cache", expected="replay or conventional", got=state_cache)
+        target = torch.device(device)
+        weights = TorchWeights(checkpoint, torch_dtype(pool.activation), target)
+        pools = StatePools.allocate(
+            checkpoint.geometry, replay, pool, conventional=state_cache == "conventional", device=target
+        )
+        return cls(weights, pools, debug=debug)
+
+    def allocate(self, seed: int) -> int:
+        """See `Session.allocate`."""
+        return self.pools.acquire(seed)
+
+    def free(self, slot: int) -> None:
+        """See `Session.free`."""
+        self.pools.release(slot)
+        self._hidden.pop(slot, None)
+
+    @property
+    def free_slots(self) -> int:
+        """See `Session.free_slots`."""
+        return self.pools.slots.num_free
+
+    def fork(self, slot: int, seed: int) -> int:
+        """See `Session.fork`."""
+        copy = self.pools.fork(slot, seed)
+        if slot in self._hidden:
+            self._hidden[copy] = self._hidden[slot]
+        return copy
+
+    def save(self, slot: int) -> SlotSnapshot:
+        """See `Session.save`. Drafting after a restore starts from the next step's hidden states."""
+        return self.pools.save(slot)
+
+    def restore(self, snapshot: SlotSnapshot) -> int:
+        """See `Session.restore`."""
+        return self.pools.restore(snapshot)  # type: ignore[arg-type]  # a snapshot comes from `save`
+
+    def cursors(self, slot: int) -> SlotCursors:
+        """See `Session.cursors`."""
+        registers = [int(r[slot]) for r in self.pools.cursors.tensors()]
+        return SlotCursors(registers[0], registers[1], registers[2], registers[3] & (1 << 64) - 1)
+
+    @torch.inference_mode()
+    def prefill(self, chunks: Sequence[PrefillChunk]) -> list[Logits | None]:
+        """See `Session.prefill`."""
+        if not chunks:
+            return []
+        self._require_room("prefill", [(c.slot, len(c.tokens)) for c in chunks], least=1)
+        ids, rows = self._rows("prefill", [c.slot for c in chunks], [c.tokens for c in chunks])
+        ctx = self._context(Phase.PREFILL, rows, ids.shape[1], [c.last for c in chunks])
+        output = self._model.forward(self._graph(ctx), self.geometry, ids)
+        commit.finish_chunk(self.pools.cursors, rows.slot, rows.num_tokens)
+        results: list[Logits | None] = []
+        for i, chunk in enumerate(chunks):
+            self._hidden[chunk.slot] = _Hidden(int(ctx.start[i]), output.hidden[i, : len(chunk.tokens)])
+            if chunk.last:
+                self.pools.carries.pop(chunk.slot, None)
+            results.append(output.logits[i, 0].cpu().numpy() if chunk.last else None)
+        self._check()
+        return results
+
+    @torch.inference_mode()
+    def decode(self, rows: Sequence[DecodeRow]) -> list[Logits]:
+        """See `Session.decode`."""
+        if self._step is not None:
+            raise ContractError("decode", "step", expected="commit after the last decode", got="no commit")
+        if not rows:
+            self._step = StepRows(*(torch.zeros(0, dtype=torch.int64) for _ in range(3)))
+            return []
+        real = [(r.slot, len(r.tokens)) for r in rows if r.slot >= 0]
+        self._require_room("decode", real, least=0)
+        for slot, _ in real:
+            self.pools.require_decodable(slot)
+        ids, checked = self._rows("decode", [r.slot for r in rows], [r.tokens for r in rows])
+        check_width("decode", self.replay, ids.shape[1])
+        ctx = self._context(Phase.DECODE, checked, ids.shape[1], [False] * len(rows))
+        output = self._model.forward(self._graph(ctx), self.geometry, ids)
+        self._step, self._step_hidden = checked, output.hidden
+        logits = output.logits.cpu().numpy()
+        return [logits[i, : len(r.tokens) if r.slot >= 0 else 0] for i, r in enumerate(rows)]
+
+    @torch.inference_mode()
+    def commit(self, accepted: Sequence[int]) -> None:
+        """See `Session.commit`."""
+        rows = self._step
+        expected = 0 if rows is None else len(rows.slot)
+        if rows is None or len(accepted) != expected:
+            raise ContractError(
+                "commit", "accepted", expected=f"{expected} counts, one per row of the last decode", got=list(accepted)
+            )
+        counts = torch.tensor(list(accepted), dtype=torch.int64, device=self._device)
+        start = self.pools.cursors.position.clone()
+        move = commit.commit_conventional if self.pools.conventional else commit.commit
+        move(self.replay, self.pools.cursors, rows, counts)
+        for row in rows.active.tolist():
+            assert self._step_hidden is not None
+            slot = int(rows.slot[row])
+            taken = int(self.pools.cursors.position[slot] - start[slot])
+            self._hidden[slot] = _Hidden(int(start[slot]), self._step_hidden[row, :taken])
+        self._step = self._step_hidden = None
+        self._check()
+
+    @torch.inference_mode()
+    def mtp_begin(self, rows: Sequence[MtpRow]) -> list[Logits]:
+        """See `Session.mtp_begin`."""
+        if not self.geometry.mtp_pattern:
+            raise ContractError("mtp_begin", "model", expected="a checkpoint with an MTP head", got=self.geometry.name)
+        for row in rows:
+            known = self._hidden.get(row.slot)
+            if known is None or len(known.states) != len(row.next_tokens):
+                raise ContractError(
+                    "mtp_begin", f"next_tokens of slot {row.slot}",
+                    expected=f"{0 if known is None else len(known.states)} tokens, one per token of its last step",
+                    got=len(row.next_tokens),
+                )  # fmt: skip
+        ids, checked = self._rows("mtp_begin", [r.slot for r in rows], [r.next_tokens for r in rows])
+        hidden = torch.zeros((*ids.shape, self.geometry.hidden), dtype=torch_dtype(self.pool.activation))
+        hidden = hidden.to(self._device)
+        for i, row in enumerate(rows):
+            hidden[i, : len(row.next_tokens)] = self._hidden[row.slot].states
+        start = torch.tensor([self._hidden[r.slot].start for r in rows], device=self._device)
+        return self._mtp(checked, ids, hidden, start)
+
+    @torch.inference_mode()
+    def mtp_next(self, tokens: Sequence[int]) -> list[Logits]:
+        """See `Session.mtp_next`."""
+        last = self._drafting
+        if last is None or len(tokens) != len(last.slots):
+            expected = 0 if last is None else len(last.slots)
+            raise ContractError("mtp_next", "tokens", expected=f"{expected}, one per drafting row", got=len(tokens))
+        ones = torch.ones_like(last.slots)
+        checked = step_rows("mtp_next", last.slots, ones, self.pool.slots, 1)
+        ids = torch.tensor(list(tokens), device=self._device)[:, None]
+        return self._mtp(checked, ids, last.hidden, last.position)
+
+    def check_integrity(self) -> None:
+        """See `Session.check_integrity`."""
+        self.pools.check_integrity()
+
+    def _mtp(self, rows: StepRows, ids: Tensor, hidden: Tensor, start: Tensor) -> list[Logits]:
+        everything = torch.ones(len(rows.slot), dtype=torch.bool)
+        ctx = StepContext(Phase.PREFILL, rows, start, ids.shape[1], everything)
+        output = self._model.mtp_forward(self._graph(ctx), self.geometry, ids, hidden)
+        self._drafting = _Drafting(rows.slot, start + rows.num_tokens, last_tokens(output.hidden, ctx))
+        return list(output.logits[:, 0].cpu().numpy())
+
+    def _graph(self, ctx: StepContext) -> TorchGraph:
+        if self._debug:
+            poison_dead_memory(self.pools)
+        return TorchGraph(self._weights, self._state_ops, ctx)
+
+    def _context(self, phase: Phase, rows: StepRows, width: int, last: list[bool]) -> StepContext:
+        start = self.pools.cursors.position[rows.slot.clamp(min=0)].long()
+        return StepContext(phase, rows, start, width, torch.tensor(last, device=self._device))
+
+    def _rows(self, operation: str, slots: list[int], tokens: list[Sequence[int]]) -> tuple[Tensor, StepRows]:
+        """Padded ids [B, T] and checked rows; ids outside the vocabulary are refused."""
+        width = max(len(t) for t in tokens)
+        ids = torch.zeros((len(tokens), max(width, 1)), dtype=torch.int64)
+        for i, row in enumerate(tokens):
+            ids[i, : len(row)] = torch.tensor(list(row), dtype=torch.int64)
+        if bool(((ids < 0) | (ids >= self.geometry.vocab)).any()):
+            raise ContractError(
+                operation, "tokens", expected=f"ids in 0..{self.geometry.vocab - 1}", got=f"{ids.min()}..{ids.max()}"
+            )
+        slot = torch.tensor(slots, dtype=torch.int64)
+        counts = torch.tensor([len(t) if s >= 0 else 0 for s, t in zip(slots, tokens, strict=True)])
+        checked = step_rows(operation, slot.to(self._device), counts.to(self._device), self.pool.slots, ids.shape[1])
+        return ids.to(self._device), checked
+
+    def _require_room(self, operation: str, rows: list[tuple[int, int]], *, least: int) -> None:
+        """Every slot is in use and its cache has room for the tokens."""
+        for slot, count in rows:
+            self.pools.slots.require_used(operation, slot)
+            room = self.pool.max_seq_len - int(self.pools.cursors.position[slot])
+            if not least <= count <= room:
+                raise ContractError(
+                    operation, f"tokens of slot {slot}", expected=f"{least}..{room} (max_seq_len "
+                    f"{self.pool.max_seq_len})", got=count,
+                )  # fmt: skip
+
+    def _check(self) -> None:
+        if self._debug:
+            self.pools.check_integrity()

@@ -1,0 +1,106 @@
+"""The stateful operations of a forward pass over the pools: recurrences, convolution windows and KV attention."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from trtllm_replayssm.ops.layer_state import ConventionalLayerState, ReplayLayerState
+from trtllm_replayssm.ops.reference import conv1d, flush, gdn, mamba2, prefill
+from trtllm_replayssm.runtime.pools.state_pools import StatePools
+from trtllm_replayssm.runtime.session.step_context import Phase, StepContext
+
+
+class StateOps:
+    """Dispatches on the phase and on the kind of state cache; tensors are [B, T, ...]."""
+
+    def __init__(self, pools: StatePools) -> None:
+        self._pools = pools
+
+    def conv1d(self, ctx: StepContext, layer: int, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """SiLU of the convolution over the layer's window, in x's type."""
+        window = self._pools.windows[layer]
+        return conv1d.conv1d_update(window, self._pools.cursors, ctx.rows, x, weight, bias).to(x.dtype)
+
+    def mamba2(
+        self, ctx: StepContext, layer: int, x: Tensor, k: Tensor, q: Tensor, dt: Tensor, a: Tensor, d_skip: Tensor
+    ) -> Tensor:
+        """x [B, T, H, P], k, q [B, T, G, N], dt [B, T, H] float32 after softplus -> [B, T, H, P] in x's type."""
+        state, cursors = self._pools.ssm[layer], self._pools.cursors
+        if ctx.phase is Phase.DECODE:
+            if isinstance(state, ConventionalLayerState):
+                return mamba2.mamba2_conventional(state, cursors, ctx.rows, x, k, q, dt, a, d_skip).to(x.dtype)
+            return mamba2.mamba2_update(state, cursors, ctx.rows, x, k, q, dt, a, d_skip).to(x.dtype)
+        out = torch.zeros(x.shape, device=x.device)
+        for row in ctx.rows.active.tolist():
+            n = int(ctx.rows.num_tokens[row])
+            initial = self._initial_state(ctx, layer, row, a)
+            o, final = prefill.mamba2_scan(state.shape, initial, x[row, :n], k[row, :n], q[row, :n], dt[row, :n], a)
+            out[row, :n] = o + d_skip[:, None] * x[row, :n].float()
+            self._leave_state(ctx, layer, row, final)
+        return out.to(x.dtype)
+
+    def gdn(self, ctx: StepContext, layer: int, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> Tensor:
+        """q, k [B, T, G, N], v [B, T, H, P], g, beta [B, T, H] float32 -> [B, T, H, P] in v's type."""
+        state, cursors = self._pools.ssm[layer], self._pools.cursors
+        if ctx.phase is Phase.DECODE:
+            if isinstance(state, ConventionalLayerState):
+                return gdn.gdn_conventional(state, cursors, ctx.rows, q, k, v, g, beta).to(v.dtype)
+            return gdn.gdn_update(state, cursors, ctx.rows, q, k, v, g, beta).to(v.dtype)
+        out = torch.zeros(v.shape, device=v.device)
+        for row in ctx.rows.active.tolist():
+            n = int(ctx.rows.num_tokens[row])
+            initial = self._initial_state(ctx, layer, row, None)
+            o, final = prefill.gdn_scan(
+                state.shape, initial, q[row, :n], k[row, :n], v[row, :n], g[row, :n], beta[row, :n]
+            )
+            out[row, :n] = o
+            self._leave_state(ctx, layer, row, final)
+        return out.to(v.dtype)
+
+    def attention(self, ctx: StepContext, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """q [B, T, Hq, D], k, v [B, T, Hkv, D]: write the slot's cache, attend causally -> [B, T, Hq * D]."""
+        kv = self._pools.kv[layer]
+        out = torch.zeros_like(q)
+        for row in ctx.rows.active.tolist():
+            slot, start = int(ctx.rows.slot[row]), int(ctx.start[row])
+            n = int(ctx.rows.num_tokens[row])
+            kv.keys[slot, :, start : start + n] = k[row, :n].transpose(0, 1)
+            kv.values[slot, :, start : start + n] = v[row, :n].transpose(0, 1)
+            keys, values = kv.keys[slot, :, : start + n], kv.values[slot, :, : start + n]
+            seen = torch.arange(start + n) <= torch.arange(start, start + n)[:, None]
+            answer = functional.scaled_dot_product_attention(
+                q[row, :n].transpose(0, 1)[None], keys[None], values[None], attn_mask=seen[None, None].to(q.device),
+                enable_gqa=True,
+            )  # fmt: skip
+            out[row, :n] = answer[0].transpose(0, 1)
+        return out.flatten(-2)
+
+    def _initial_state(self, ctx: StepContext, layer: int, row: int, a: Tensor | None) -> Tensor:
+        """State [H, P, N] float32 before the chunk: the carry of the last chunk, or the checkpoint with its records."""
+        slot = int(ctx.rows.slot[row])
+        carry = self._pools.carries.get(slot, {}).get(layer)
+        if carry is not None:
+            return carry
+        state, cursors = self._pools.ssm[layer], self._pools.cursors
+        if isinstance(state, ConventionalLayerState):
+            return state.states[slot, cursors.origin[slot]]
+        index = torch.tensor([slot], device=ctx.start.device)
+        if a is None:
+            return gdn.gdn_fold(state, cursors, index)[0]
+        return mamba2.mamba2_fold(state, cursors, index, a)[0]
+
+    def _leave_state(self, ctx: StepContext, layer: int, row: int, final: Tensor) -> None:
+        """Keep the state after the chunk: in the checkpoint, rounded, when the prompt ends; else carried in float32."""
+        slot = int(ctx.rows.slot[row])
+        if not bool(ctx.last_chunk[row]):
+            self._pools.carries.setdefault(slot, {})[layer] = final
+            return
+        state, cursors = self._pools.ssm[layer], self._pools.cursors
+        if isinstance(state, ReplayLayerState):
+            index = torch.tensor([slot], device=ctx.start.device)
+            absorbed = ctx.start[row : row + 1] + ctx.rows.num_tokens[row : row + 1]
+            flush.store_checkpoints(state, cursors, index, final[None], absorbed)
+        else:
+            state.states[slot, 0] = final

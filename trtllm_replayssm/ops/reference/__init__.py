@@ -1,0 +1,1 @@
+"""Reference operations in plain torch: slow, CPU or any device torch runs on, checked against the specification."""

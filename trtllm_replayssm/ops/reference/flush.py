@@ -1,0 +1,44 @@
+"""Folding committed records into the checkpoint and storing both copies from the same float32 state."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from trtllm_replayssm.dtypes import Rounding, StateFormat
+from trtllm_replayssm.ops.layer_state import CursorTensors, ReplayLayerState
+from trtllm_replayssm.spec.philox import state_words
+
+
+def store_checkpoints(
+    state: ReplayLayerState, cursors: CursorTensors, slot: Tensor, folded: Tensor, position: Tensor
+) -> None:
+    """Store float32 states [A, H, P, N]; position [A]: tokens they have absorbed, which keys stochastic rounding."""
+    config, slots = state.config, slot.tolist()
+    words: list[NDArray[np.uint32] | None] = [None] * len(slots)
+    if config.recurrence is not StateFormat.FLOAT32 and config.recurrence_rounding is Rounding.STOCHASTIC:
+        elems = state.shape.head_dim * state.shape.state_dim
+        words = [
+            state_words(int(cursors.seed[s]), state.layer, state.shape.heads, elems, int(p))
+            for s, p in zip(slots, position.tolist(), strict=True)
+        ]
+    state.checkpoint.store(slots, folded, config.recurrence_rounding, words)
+    if state.read_copy is not None:
+        state.read_copy.store(slots, folded, Rounding.NEAREST, [None] * len(slots))
+
+
+def load_for_step(state: ReplayLayerState, slot: Tensor, flush: Tensor) -> Tensor:
+    """The checkpoint each row reads, [A, H, P, N] float32: high precision where it flushes, else the read copy."""
+    if state.read_copy is None:
+        return state.checkpoint.load(slot)
+    loaded = state.read_copy.load(slot)
+    if bool(flush.any()):
+        loaded[flush] = state.checkpoint.load(slot[flush])
+    return loaded
+
+
+def as_rows(mask: Tensor) -> Tensor:
+    """Indices of the true entries of a mask [A]."""
+    return torch.nonzero(mask).flatten()

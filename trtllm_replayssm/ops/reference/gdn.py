@@ -1,0 +1,158 @@
+"""Gated DeltaNet: update (plain and speculative in one) and the conventional baseline. Outputs are float32."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from trtllm_replayssm.dtypes import FP16_MAX
+from trtllm_replayssm.ops.layer_state import ConventionalLayerState, CursorTensors, ReplayLayerState, StepRows
+from trtllm_replayssm.ops.reference.flush import as_rows, load_for_step, store_checkpoints
+from trtllm_replayssm.ops.reference.rows import check_width
+from trtllm_replayssm.ops.reference.window import Window, empty_window, load_ring, ring_index, scatter_rows
+from trtllm_replayssm.spec.ssm import L2_EPS
+
+
+def gates(a: Tensor, b: Tensor, a_log: Tensor, dt_bias: Tensor) -> tuple[Tensor, Tensor]:
+    """(log-decay g, beta), [..., H] float32: g = -exp(A_log) softplus(a + dt_bias), beta = sigmoid(b)."""
+    g = -a_log.exp() * torch.nn.functional.softplus(a.float() + dt_bias)
+    return g, b.float().sigmoid()
+
+
+def key_factor(k: Tensor) -> Tensor:
+    """1 / sqrt(sum(k^2) + 1e-6) over the last axis, float32."""
+    wide = k.float()
+    return (wide * wide).sum(-1).add(L2_EPS).rsqrt()
+
+
+def gdn_update(
+    state: ReplayLayerState, cursors: CursorTensors, rows: StepRows, q: Tensor, k: Tensor, v: Tensor, g: Tensor,
+    beta: Tensor,
+) -> Tensor:  # fmt: skip
+    """One step (paper, Alg. 4-6): q, k [B, T, G, N] raw and v [B, T, H, P] activation dtype, g, beta [B, T, H] float32
+    -> [B, T, H, P] float32, zero beyond a row's tokens. Cursors stay.
+
+    A correction is rounded to float16 before any use, so any split of the tokens into calls stores the same bits.
+    """
+    config, width = state.config, v.shape[1]
+    check_width("gdn_update", config, width)
+    out = torch.zeros(v.shape, device=v.device)
+    if rows.active.numel() == 0:
+        return out
+    slot, count, active = rows.active_slot, rows.active_num_tokens, rows.active
+    h = cursors.h[slot].long()
+    flush = h + count > config.window
+    source = load_for_step(state, slot, flush)
+    index = ring_index(state, cursors, slot)
+    window = _committed_window(state, slot, index, h)
+    if bool(flush.any()):
+        folding = as_rows(flush)
+        committed = _flushed_window(state, window, folding, slot, index, h, source)
+        window.value[folding] = committed.value
+        folded = committed.fold(source[folding])
+    scale = 1.0 / math.sqrt(state.shape.state_dim)
+    for s in range(width):
+        live = as_rows(count > s)
+        if live.numel() == 0:
+            break
+        row, place = active[live], h[live] + s
+        factor = key_factor(k[row, s])
+        keys = k[row, s].float() * factor[..., None]
+        window.put(live, place, keys, g[row, s])
+        u = _enter_correction(window, source, live, place, keys, v[row, s].float(), beta[row, s])
+        _append(state, slot[live], index[live, place], k[row, s], factor, g[row, s], u, v[row, s], beta[row, s])
+        query = q[row, s].float() * (key_factor(q[row, s]) * scale)[..., None]
+        out[row, s] = window.read_out(source, scatter_rows(query, live, len(slot)))[live]
+    if bool(flush.any()):
+        store_checkpoints(state, cursors, slot[flush], folded, cursors.position[slot[flush]])
+    return out
+
+
+def gdn_fold(state: ReplayLayerState, cursors: CursorTensors, slot: Tensor) -> Tensor:
+    """States [A, H, P, N] float32 of the slots [A] with all committed records applied; nothing is stored."""
+    index, h = ring_index(state, cursors, slot), cursors.h[slot].long()
+    window = _committed_window(state, slot, index, h)
+    source = state.checkpoint.load(slot)
+    everything = torch.arange(len(slot), device=slot.device)
+    return _flushed_window(state, window, everything, slot, index, h, source).fold(source)
+
+
+def gdn_conventional(
+    state: ConventionalLayerState, cursors: CursorTensors, rows: StepRows, q: Tensor, k: Tensor, v: Tensor, g: Tensor,
+    beta: Tensor,
+) -> Tensor:  # fmt: skip
+    """The baseline step: read the state, update it and write it for every token. Arguments as `gdn_update`."""
+    check_width("gdn_conventional", state.config, v.shape[1])
+    out = torch.zeros(v.shape, device=v.device)
+    entries, repeat = state.states.shape[1], state.shape.heads_per_group
+    for row in rows.active.tolist():
+        slot, entry = int(rows.slot[row]), int(cursors.origin[rows.slot[row]])
+        current = state.states[slot, entry]
+        for s in range(int(rows.num_tokens[row])):
+            key = (k[row, s].float() * key_factor(k[row, s])[:, None]).repeat_interleave(repeat, dim=0)
+            query = (q[row, s].float() * key_factor(q[row, s])[:, None]).repeat_interleave(repeat, dim=0)
+            current = g[row, s].exp()[:, None, None] * current
+            u = beta[row, s][:, None] * (v[row, s].float() - (current @ key[..., None])[..., 0])
+            current = current + u[:, :, None] * key[:, None, :]
+            out[row, s] = (current @ query[..., None])[..., 0] / math.sqrt(state.shape.state_dim)
+            state.states[slot, (entry + 1 + s) % entries] = current
+    return out
+
+
+def _committed_window(state: ReplayLayerState, slot: Tensor, index: Tensor, h: Tensor) -> Window:
+    assert state.ring_key_factor is not None
+    window = empty_window(state, len(slot))
+    factor = load_ring(state.ring_key_factor, slot, index, h)
+    window.key = load_ring(state.ring_key, slot, index, h) * factor[..., None]
+    window.value = load_ring(state.ring_value, slot, index, h)
+    window.decay = load_ring(state.ring_decay, slot, index, h)
+    window.weight.fill_(1.0)
+    return window
+
+
+def _flushed_window(
+    state: ReplayLayerState, window: Window, folding: Tensor, slot: Tensor, index: Tensor, h: Tensor, source: Tensor
+) -> Window:
+    """The committed records of the rows that fold, corrections derived anew from the high-precision checkpoint when the
+    ones in the ring came from a low-precision read (paper, Alg. 6, line 8).
+    """
+    if not state.config.rederives:
+        return window.take(folding)
+    assert state.ring_v is not None and state.ring_beta is not None
+    committed = h[folding]
+    v = load_ring(state.ring_v, slot[folding], index[folding], committed)
+    beta = load_ring(state.ring_beta, slot[folding], index[folding], committed)
+    derived = empty_window(state, len(folding))
+    for j in range(int(committed.max())):
+        live = as_rows(committed > j)
+        place = torch.full_like(live, j)
+        keys = window.key[folding[live], :, j]
+        derived.put(live, place, keys, window.decay[folding[live], :, j])
+        _enter_correction(derived, source[folding], live, place, keys, v[live, :, j], beta[live, :, j])
+    return derived
+
+
+def _enter_correction(
+    window: Window, source: Tensor, rows: Tensor, place: Tensor, keys: Tensor, v: Tensor, beta: Tensor
+) -> Tensor:
+    """u = beta (v - alpha S k) of one token per row from the window before it (paper, Eq. 9), entered and returned."""
+    recalled = window.read_out(source, scatter_rows(keys, rows, source.shape[0]))[rows]
+    u = (beta[..., None] * (v - recalled)).clamp(-FP16_MAX, FP16_MAX).half()
+    window.put_value(rows, place, u.float(), 1.0)
+    return u
+
+
+def _append(
+    state: ReplayLayerState, slot: Tensor, ring_row: Tensor, k: Tensor, factor: Tensor, g: Tensor, u: Tensor, v: Tensor,
+    beta: Tensor,
+) -> None:  # fmt: skip
+    assert state.ring_key_factor is not None
+    state.ring_key[slot, :, ring_row] = k
+    state.ring_key_factor[slot, :, ring_row] = factor
+    state.ring_decay[slot, :, ring_row] = g
+    state.ring_value[slot, :, ring_row] = u
+    if state.ring_v is not None and state.ring_beta is not None:
+        state.ring_v[slot, :, ring_row] = v
+        state.ring_beta[slot, :, ring_row] = beta

@@ -1,0 +1,134 @@
+"""One checkpoint copy of one layer for all slots, in any state format: allocate, load, store.
+
+The encodings are the contract's (`spec.formats`): bytes here mean exactly what the specification's numbers are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from trtllm_replayssm.dtypes import E2M1_VALUES, FP4_BLOCK, FP8_BLOCK, Rounding, StateFormat, num_blocks
+from trtllm_replayssm.shapes import SsmShape
+from trtllm_replayssm.spec.formats import StoredState, encode
+
+_ELEMENT_TYPES = {
+    StateFormat.FLOAT32: torch.float32,
+    StateFormat.FLOAT16: torch.float16,
+    StateFormat.FP8: torch.float8_e4m3fn,
+    StateFormat.NVFP4: torch.uint8,
+}
+
+
+@dataclass
+class StateStore:
+    """States of S slots.
+
+    data: [S, H, P, N] float32 | float16 | float8_e4m3fn, or [S, H, P, N / 2] uint8 (two E2M1 codes, low nibble first).
+    block_scale: [S, H, P, N / 128] float32 (FP8) or [S, H, P, N / 16] float8_e4m3fn (NVFP4).
+    head_scale: [S, H] float32 (NVFP4).
+    """
+
+    format: StateFormat
+    data: Tensor
+    block_scale: Tensor | None
+    head_scale: Tensor | None
+
+    @staticmethod
+    def allocate(fmt: StateFormat, shape: SsmShape, slots: int, device: torch.device) -> StateStore:
+        """Zero states for `slots` slots."""
+        heads, head_dim, state_dim = shape.heads, shape.head_dim, shape.state_dim
+        width = state_dim // 2 if fmt is StateFormat.NVFP4 else state_dim
+        data = torch.zeros((slots, heads, head_dim, width), dtype=_ELEMENT_TYPES[fmt], device=device)
+        block_scale = head_scale = None
+        if fmt is StateFormat.FP8:
+            block_scale = torch.ones((slots, heads, head_dim, num_blocks(state_dim, FP8_BLOCK)), device=device)
+        elif fmt is StateFormat.NVFP4:
+            blocks = num_blocks(state_dim, FP4_BLOCK)
+            block_scale = torch.ones((slots, heads, head_dim, blocks), device=device).to(torch.float8_e4m3fn)
+            head_scale = torch.ones((slots, heads), device=device)
+        return StateStore(fmt, data, block_scale, head_scale)
+
+    def tensors(self) -> list[Tensor]:
+        """The tensors that hold it, slot axis first."""
+        return [t for t in (self.data, self.block_scale, self.head_scale) if t is not None]
+
+    def clear(self, slot: int) -> None:
+        """Zero one slot's state."""
+        _bytes_of(self.data)[slot] = 0
+        if self.block_scale is not None:
+            self.block_scale[slot].copy_(torch.ones(self.block_scale.shape[1:]))
+        if self.head_scale is not None:
+            self.head_scale[slot] = 1.0
+
+    def load(self, slots: Tensor) -> Tensor:
+        """States [B, H, P, N] float32 of the slots [B] int64."""
+        if self.format in (StateFormat.FLOAT32, StateFormat.FLOAT16):
+            return self.data[slots].float()
+        assert self.block_scale is not None
+        scale = _index_bytes(self.block_scale, slots).float()
+        if self.format is StateFormat.FP8:
+            values = _index_bytes(self.data, slots).float()
+            return values * scale.repeat_interleave(FP8_BLOCK, dim=-1)[..., : values.shape[-1]]
+        assert self.head_scale is not None
+        values = _unpack_e2m1(self.data[slots])
+        scale = scale * self.head_scale[slots][:, :, None, None]
+        return values * scale.repeat_interleave(FP4_BLOCK, dim=-1)
+
+    def store(
+        self, slots: list[int], states: Tensor, rounding: Rounding, words: list[NDArray[np.uint32] | None]
+    ) -> None:
+        """Write float32 states [B, H, P, N]; words[i]: random words [H, P * N] of row i for stochastic rounding."""
+        if self.format is StateFormat.FLOAT32:
+            self.data[slots] = states
+            return
+        host = states.detach().cpu().numpy()
+        for row, slot in enumerate(slots):
+            self._write(slot, encode(host[row], self.format, rounding, words[row]))
+
+    def _write(self, slot: int, stored: StoredState) -> None:
+        values = torch.from_numpy(stored.values.astype(np.float32))
+        if self.format is StateFormat.NVFP4:
+            self.data[slot] = _pack_e2m1(values).to(self.data.device)
+        else:
+            _assign(self.data, slot, values.to(self.data.dtype))
+        if stored.block_scale is not None:
+            assert self.block_scale is not None
+            scale = torch.from_numpy(stored.block_scale.astype(np.float32))
+            _assign(self.block_scale, slot, scale.to(self.block_scale.dtype))
+        if stored.head_scale is not None:
+            assert self.head_scale is not None
+            self.head_scale[slot] = torch.from_numpy(stored.head_scale).to(self.head_scale.device)
+
+
+def _bytes_of(tensor: Tensor) -> Tensor:
+    """The same memory in a type that torch can index and fill; one element stays one element."""
+    return tensor.view(torch.uint8) if tensor.dtype is torch.float8_e4m3fn else tensor
+
+
+def _index_bytes(tensor: Tensor, slots: Tensor) -> Tensor:
+    """tensor[slots] for any element type."""
+    return _bytes_of(tensor)[slots].view(tensor.dtype)
+
+
+def _assign(tensor: Tensor, slot: int, value: Tensor) -> None:
+    tensor[slot].copy_(value.to(tensor.device))
+
+
+def _unpack_e2m1(packed: Tensor) -> Tensor:
+    """[..., N / 2] uint8 -> [..., N] float32."""
+    table = torch.tensor([*E2M1_VALUES, *(-v for v in E2M1_VALUES)], device=packed.device)
+    codes = torch.stack([packed & 0xF, packed >> 4], dim=-1).flatten(-2)
+    return table[codes.long()]
+
+
+def _pack_e2m1(values: Tensor) -> Tensor:
+    """[..., N] numbers on the E2M1 grid -> [..., N / 2] uint8. NaN has no code and becomes the largest magnitude."""
+    magnitudes = torch.tensor(E2M1_VALUES)
+    codes = torch.searchsorted(magnitudes, values.abs().nan_to_num(nan=E2M1_VALUES[-1]).contiguous())
+    codes = (codes | (torch.signbit(values).long() << 3)).to(torch.uint8)
+    return codes[..., 0::2] | (codes[..., 1::2] << 4)
