@@ -16,8 +16,9 @@ PACKAGE = "trtllm_replayssm"
 FOLDERS = {PACKAGE: PACKAGE, "builders": f"{PACKAGE}.builders", "runtime": f"{PACKAGE}.runtime"}
 
 # Longest prefix of a module's name without "trtllm_replayssm." -> its room. "rules" are the parts of the specification
-# that the product shares with it (random words, storage formats, acceptance, cursors); the rest of the specification judges the
-# operations, so they must not be built from it.
+# that the product shares with it (random words, storage formats, acceptance, cursors); the rest of the specification
+# judges the operations, so they must not be built from it. Files directly in runtime/ that are not named here are parts
+# of the engine.
 ROOMS = {
     "": "package",
     "_version": "contract", "errors": "contract", "dtypes": "contract", "shapes": "contract", "params": "contract",
@@ -35,8 +36,7 @@ ROOMS = {
     "runtime.scheduler": "scheduler",
     "runtime.session": "session",
     "runtime.session.base": "session interface",
-    "runtime.intake": "engine parts", "runtime.outputs": "engine parts", "runtime.stats": "engine parts",
-    "runtime.traffic_meter": "engine parts",
+    "runtime.<file>": "engine parts",
     "runtime.engine": "engine",
     "runtime.llm": "llm",
     "runtime.server": "server",
@@ -66,7 +66,8 @@ MAY_IMPORT = {
     "engine": _HOST | {"engine parts", "models", "weights", "pools", "session interface", "session"},
     "llm": _HOST | {"engine parts", "models", "weights", "session interface", "engine"},
     "server": {"contract", "package", "sampling", "text", "engine parts", "engine", "llm"},
-    "cli": {"contract", "package", "models", "weights", "builders", "sampling", "engine parts", "engine", "llm", "server"},
+    "cli": {"contract", "package", "models", "weights", "builders", "sampling"}
+    | {"engine parts", "engine", "llm", "server"},
 }
 
 # Room -> packages of others it may import; the standard library is free
@@ -121,9 +122,11 @@ def module_name(path: Path) -> str:
 def room_of(module: str) -> str | None:
     """The room of an import name of the library; None when no row of ROOMS covers it."""
     rest = module.removeprefix(PACKAGE).removeprefix(".")
+    if rest.startswith("runtime.") and rest.count(".") == 1 and rest not in ROOMS:
+        rest = "runtime.<file>"
     while rest not in ROOMS and "." in rest:
         rest = rest.rpartition(".")[0]
-    return ROOMS.get(rest)
+    return ROOMS.get(rest) if rest != "runtime" or module == f"{PACKAGE}.runtime" else None
 
 
 def parse(path: Path) -> ast.Module:
