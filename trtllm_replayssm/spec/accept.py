@@ -100,9 +100,11 @@ def draw(weights: Array, u: float) -> int:
 
 def _distributions(operation: str, name: str, rows: Array, count: int, vocab: int | None = None) -> Array:
     rows = np.asarray(rows, np.float64)
-    if rows.ndim != 2 or len(rows) != count or (vocab is not None and count and rows.shape[1] != vocab):
+    wide = rows.ndim == 2 and (rows.shape[1] > 0 if vocab is None else rows.shape[1] == vocab)
+    if rows.shape[:1] != (count,) or (count and not wide):
         raise ContractError(operation, name, expected=[count, "V" if vocab is None else vocab], got=list(rows.shape))
-    if not np.isfinite(rows).all() or (rows < 0).any() or (rows.sum(-1) <= 0).any():
+    total = rows.sum(-1)
+    if count and not (rows.min() >= 0 and total.min() > 0 and np.isfinite(total).all()):
         raise ContractError(
             operation, name, expected="finite rows, not negative, with a positive total", got="another row"
         )
