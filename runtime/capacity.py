@@ -1,0 +1,50 @@
+"""How many slots memory holds, asked before anything is allocated, so that the message can say what to change."""
+
+from __future__ import annotations
+
+import os
+
+from trtllm_replayssm.errors import ConfigError
+
+
+def require_slots(max_batch_size: int, max_seq_len: int, max_tokens: int | None) -> None:
+    """Raise ConfigError when max_batch_size sequences of max_seq_len positions exceed KvCacheConfig.max_tokens."""
+    if max_tokens is None:
+        return
+    slots = max_tokens // max_seq_len
+    if max_batch_size > slots:
+        raise ConfigError(
+            "LLM",
+            "max_batch_size",
+            expected=f"at most {slots} slots (KvCacheConfig.max_tokens={max_tokens} / max_seq_len={max_seq_len})",
+            got=max_batch_size,
+            hint="Lower max_batch_size or max_seq_len, or raise max_tokens",
+        )
+
+
+def require_memory(max_batch_size: int, slot_bytes: int, free_bytes: int, fraction: float) -> None:
+    """Raise ConfigError when max_batch_size slots need more than `fraction` of the free memory."""
+    slots = int(free_bytes * fraction) // slot_bytes
+    if max_batch_size > slots:
+        raise ConfigError(
+            "LLM",
+            "max_batch_size",
+            expected=f"at most {slots} slots ({slot_bytes} bytes each in {fraction:.0%} of {free_bytes} free bytes)",
+            got=max_batch_size,
+            hint="Lower max_batch_size or max_seq_len, or raise free_gpu_memory_fraction",
+        )
+
+
+def free_host_bytes() -> int | None:
+    """Host memory that is free or reclaimable now; None where the system does not say."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as lines:
+            for line in lines:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, AttributeError):
+        return None

@@ -1,0 +1,174 @@
+"""The engine: where scheduler, session, drafter and sampling are joined. Not thread-safe; one thread owns it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from trtllm_replayssm.errors import CapacityError, ConfigError
+from trtllm_replayssm.runtime.intake import Intake
+from trtllm_replayssm.runtime.outputs import RequestOutput, request_output
+from trtllm_replayssm.runtime.sampling.params import SamplingParams
+from trtllm_replayssm.runtime.scheduler.output import FinishReason
+from trtllm_replayssm.runtime.scheduler.request import Choice, Request, RequestState
+from trtllm_replayssm.runtime.scheduler.scheduler import Scheduler, SchedulerConfig
+from trtllm_replayssm.runtime.session.base import Session, SlotSnapshot
+from trtllm_replayssm.runtime.speculative.drafter import Drafter
+from trtllm_replayssm.runtime.stats import EngineStats
+from trtllm_replayssm.runtime.step import StepRunner
+from trtllm_replayssm.runtime.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """max_batch_size: choices that hold a slot at once; max_num_tokens: tokens of one engine step.
+
+    prefill_chunk: tokens of one prompt chunk, None: the whole budget. seed: for requests without one.
+    debug: check all bookkeeping after each step.
+    """
+
+    max_batch_size: int
+    max_num_tokens: int
+    prefill_chunk: int | None = None
+    seed: int = 0
+    debug: bool = False
+
+
+class Engine:
+    """Runs requests over one session."""
+
+    def __init__(
+        self, session: Session, drafter: Drafter | None, tokenizer: Tokenizer | None, config: EngineConfig
+    ) -> None:
+        """drafter: None for plain decoding. Raises ConfigError when batch, slots or draft length do not fit."""
+        step_tokens = 1 + (drafter.max_draft_len if drafter is not None else 0)
+        _check_fit(session, config, step_tokens)
+        self.session = session
+        self.config = config
+        self.stats = EngineStats()
+        self.intake = Intake(
+            vocab=session.geometry.vocab,
+            max_seq_len=session.pool.max_seq_len,
+            max_choices=config.max_batch_size,
+            end_ids=session.geometry.eos_ids,
+            tokenizer=tokenizer,
+            seed=config.seed,
+        )
+        self._requests: dict[int, Request] = {}
+        self._snapshots: dict[Choice, SlotSnapshot] = {}
+        self._numbering = threading.Lock()
+        self._serial = 0
+        self._scheduler = Scheduler(
+            SchedulerConfig(
+                max_batch_size=config.max_batch_size,
+                max_num_tokens=config.max_num_tokens,
+                chunk=config.prefill_chunk or config.max_num_tokens,
+                max_step_tokens=step_tokens,
+            )
+        )
+        self._runner = StepRunner(session, drafter, self._scheduler, self.stats)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would run anything."""
+        return self._scheduler.has_work
+
+    @property
+    def num_running(self) -> int:
+        """Choices that hold a slot."""
+        return len(self._scheduler.resident)
+
+    @property
+    def num_waiting(self) -> int:
+        """Choices that wait for a slot."""
+        return self._scheduler.num_waiting
+
+    def make_request(self, prompt: str | Sequence[int], params: SamplingParams) -> Request:
+        """A checked request that is not queued yet. Raises RequestError. May be called from any thread."""
+        with self._numbering:
+            request = self.intake.request(self._serial, prompt, params)
+            self._serial += 1
+        return request
+
+    def enqueue(self, request: Request) -> None:
+        """Queue a request of `make_request`."""
+        self._requests[request.request_id] = request
+        self._scheduler.add(request.choices[0])
+
+    def add_request(self, prompt: str | Sequence[int], params: SamplingParams) -> int:
+        """Queue a prompt; returns the request's number. Raises RequestError; other requests are not touched."""
+        request = self.make_request(prompt, params)
+        self.enqueue(request)
+        return request.request_id
+
+    def cancel(self, request_id: int) -> RequestOutput | None:
+        """End a request now and free its slots; its last output, or None when it has ended already."""
+        request = self._requests.pop(request_id, None)
+        if request is None:
+            return None
+        for choice in request.choices:
+            if choice.state is not RequestState.FINISHED:
+                choice.output.finish(FinishReason.CANCELLED)
+                self._snapshots.pop(choice, None)
+                self._runner.release(choice)
+        return request_output(request)
+
+    def preempt(self, request_id: int) -> None:
+        """Move a request's slots to host memory; it resumes, before new requests, when slots are free."""
+        request = self._requests.get(request_id)
+        for choice in request.choices if request is not None else ():
+            if choice.slot is not None:
+                self._snapshots[choice] = self.session.save(choice.slot)
+                self.session.free(choice.slot)
+                self._scheduler.preempt(choice)
+                self.stats.preemptions += 1
+
+    def step(self) -> list[Request]:
+        """Run one step; returns the requests that got tokens or ended. Finished ones are forgotten by the engine."""
+        self._admit()
+        changed = self._runner.run(self._scheduler.plan())
+        for request in changed:
+            if request.finished:
+                del self._requests[request.request_id]
+        if self.config.debug:
+            self.check_integrity()
+        return changed
+
+    def _admit(self) -> None:
+        """Give free slots to queued choices, in order. A session that is full after all leaves them queued."""
+        while (choice := self._scheduler.next_admission(self.session.free_slots)) is not None:
+            snapshot = self._snapshots.get(choice)
+            try:
+                slot = self.session.allocate(choice.seed) if snapshot is None else self.session.restore(snapshot)
+            except CapacityError:
+                if not self._scheduler.resident:
+                    raise  # nothing of ours will ever free a slot
+                return
+            self._snapshots.pop(choice, None)
+            self._scheduler.place(choice, slot)
+
+    def check_integrity(self) -> None:
+        """Raise InvariantError when the scheduler's or the session's bookkeeping is inconsistent."""
+        self._scheduler.check_integrity()
+        self.session.check_integrity()
+
+
+def _check_fit(session: Session, config: EngineConfig, step_tokens: int) -> None:
+    slots, widest = session.pool.slots, session.replay.max_step_tokens
+    if config.max_batch_size > slots:
+        raise ConfigError(
+            "Engine",
+            "max_batch_size",
+            expected=f"at most the pool's slots = {slots}",
+            got=config.max_batch_size,
+            hint="Lower max_batch_size or give the pool more slots",
+        )
+    if step_tokens > widest:
+        raise ConfigError(
+            "Engine",
+            "drafter",
+            expected=f"1 + draft length <= max_step_tokens = {widest}",
+            got=f"1 + {step_tokens - 1} = {step_tokens}",
+            hint="Draft fewer tokens or raise ReplayConfig.max_step_tokens",
+        )

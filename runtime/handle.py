@@ -1,0 +1,148 @@
+"""A running request in its caller's hands: wait, await, iterate over it, or abort it. Safe in any thread.
+
+The engine's thread publishes; readers see the newest output. A slow reader misses intermediate outputs, never tokens:
+each output is whole, and its diffs count from the one that this reader saw before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from typing import Any
+
+from trtllm_replayssm.runtime.outputs import CompletionOutput, RequestOutput
+
+
+class RequestHandle:
+    """What `LLM.generate_async` returns."""
+
+    def __init__(self, output: RequestOutput, *, streaming: bool, abort: Callable[[int], None]) -> None:
+        """output: the request as it is queued; streaming: publish at every step rather than at the end."""
+        self.streaming = streaming
+        self._output = output
+        self._abort = abort
+        self._version = 0
+        self._error: BaseException | None = None
+        self._changed = threading.Condition()
+        self._waiters: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
+
+    @property
+    def request_id(self) -> int:
+        """The engine's number of this request."""
+        return self._output.request_id
+
+    @property
+    def prompt_token_ids(self) -> list[int]:
+        """Token ids of the prompt."""
+        return self._output.prompt_token_ids
+
+    @property
+    def outputs(self) -> list[CompletionOutput]:
+        """The newest output of each choice."""
+        return self._output.outputs
+
+    @property
+    def finished(self) -> bool:
+        """Whether every choice has ended, or the engine failed."""
+        return self._output.finished or self._error is not None
+
+    def abort(self) -> None:
+        """Ask the engine to end the request; its output then says "cancelled". Nothing happens once it has ended."""
+        if not self.finished:
+            self._abort(self.request_id)
+
+    def result(self, timeout: float | None = None) -> RequestOutput:
+        """Wait for the end -> the last output. timeout in seconds: TimeoutError. Raises what stopped the engine."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self.finished, timeout):
+                raise TimeoutError(f"request {self.request_id}: not finished after {timeout} s")
+        return self._last()
+
+    async def aresult(self) -> RequestOutput:
+        """As `result`, without blocking the event loop."""
+        while not self.finished:
+            await self._wait(self._version)
+        return self._last()
+
+    def __await__(self) -> Generator[Any, None, RequestOutput]:
+        return self.aresult().__await__()
+
+    def __iter__(self) -> Iterator[RequestOutput]:
+        reader = _Reader(self)
+        while True:
+            with self._changed:
+                self._changed.wait_for(reader.has_news)
+            yield reader.take()
+            if reader.done:
+                return
+
+    async def __aiter__(self) -> AsyncIterator[RequestOutput]:
+        reader = _Reader(self)
+        while True:
+            while not reader.has_news():
+                await self._wait(reader.version)
+            yield reader.take()
+            if reader.done:
+                return
+
+    def publish(self, output: RequestOutput) -> None:
+        """A newer output; called by the engine's thread."""
+        self._advance(output, None)
+
+    def fail(self, error: BaseException) -> None:
+        """The engine stopped; called by its thread."""
+        self._advance(self._output, error)
+
+    def _advance(self, output: RequestOutput, error: BaseException | None) -> None:
+        with self._changed:
+            self._output, self._error = output, error
+            self._version += 1
+            waiters, self._waiters = self._waiters, []
+            self._changed.notify_all()
+        for loop, future in waiters:
+            try:
+                loop.call_soon_threadsafe(_wake, future)
+            except RuntimeError:  # the reader's event loop is gone, and the reader with it
+                continue
+
+    def _last(self) -> RequestOutput:
+        if self._error is not None:
+            raise self._error
+        return self._output
+
+    async def _wait(self, version: int) -> None:
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[None] = loop.create_future()
+        with self._changed:
+            if self._version != version:
+                return
+            self._waiters.append((loop, future))
+        await future
+
+
+class _Reader:
+    """One iteration over a handle: remembers what it has seen."""
+
+    def __init__(self, handle: RequestHandle) -> None:
+        self._handle = handle
+        self._previous: RequestOutput | None = None
+        self.version = 0
+        self.done = False
+
+    def has_news(self) -> bool:
+        return self._handle._version != self.version or self._handle.finished
+
+    def take(self) -> RequestOutput:
+        with self._handle._changed:
+            self.version = self._handle._version
+            output = self._handle._last()
+        output = output.after(self._previous)
+        self._previous = output
+        self.done = output.finished
+        return output
+
+
+def _wake(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

@@ -1,0 +1,110 @@
+"""The thread that owns an engine: takes requests and aborts from any thread, steps while there is work, publishes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+from trtllm_replayssm.errors import ContractError
+from trtllm_replayssm.runtime.engine import Engine
+from trtllm_replayssm.runtime.handle import RequestHandle
+from trtllm_replayssm.runtime.outputs import request_output
+from trtllm_replayssm.runtime.sampling.params import SamplingParams
+from trtllm_replayssm.runtime.scheduler.request import Request
+
+
+class EngineLoop:
+    """Runs one engine in a background thread until closed."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._wake = threading.Condition()
+        self._commands: list[Callable[[], None]] = []
+        self._handles: dict[int, RequestHandle] = {}  # touched by the engine's thread only
+        self._closing = False
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="replayssm-engine", daemon=True)
+        self._thread.start()
+
+    def prepare(self, prompt: str | Sequence[int], params: SamplingParams) -> Request:
+        """A checked request that has not started. Raises RequestError."""
+        return self._engine.make_request(prompt, params)
+
+    def start(self, request: Request, *, streaming: bool) -> RequestHandle:
+        """Hand a prepared request to the engine. Raises ContractError when the loop is closed, or what stopped it."""
+        handle = RequestHandle(request_output(request), streaming=streaming, abort=self.abort)
+
+        def command() -> None:
+            self._handles[request.request_id] = handle
+            self._engine.enqueue(request)
+
+        self._post(command)
+        return handle
+
+    def abort(self, request_id: int) -> None:
+        """End a request soon; its handle then reads "cancelled"."""
+
+        def command() -> None:
+            output = self._engine.cancel(request_id)
+            handle = self._handles.pop(request_id, None)
+            if output is not None and handle is not None:
+                handle.publish(output)
+
+        self._post(command, late=True)
+
+    def call(self, action: Callable[[Engine], None]) -> None:
+        """Run something on the engine between two of its steps, in its thread; returns at once."""
+        self._post(lambda: action(self._engine))
+
+    def close(self) -> None:
+        """Cancel what runs and end the thread. May be called twice."""
+        with self._wake:
+            self._closing = True
+            self._wake.notify_all()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _post(self, command: Callable[[], None], *, late: bool = False) -> None:
+        with self._wake:
+            if self._closing or self._failure is not None:
+                if late:
+                    return
+                if self._failure is not None:
+                    raise self._failure
+                raise ContractError("LLM", "request", expected="a running engine", got="one that was shut down")
+            self._commands.append(command)
+            self._wake.notify_all()
+
+    def _run(self) -> None:
+        try:
+            while self._turn():
+                pass
+            for request_id in tuple(self._handles):
+                output = self._engine.cancel(request_id)
+                if output is not None:
+                    self._handles.pop(request_id).publish(output)
+        except BaseException as failure:
+            with self._wake:
+                self._failure = failure
+                self._commands.clear()
+            for handle in self._handles.values():
+                handle.fail(failure)
+
+    def _turn(self) -> bool:
+        """Commands, then one step; False when the loop is closing."""
+        with self._wake:
+            self._wake.wait_for(lambda: self._closing or self._commands or self._engine.has_work)
+            if self._closing:
+                return False
+            commands, self._commands = self._commands, []
+        for command in commands:
+            command()
+        for request in self._engine.step():
+            handle = self._handles.get(request.request_id)
+            if handle is None:
+                continue
+            if request.finished:
+                del self._handles[request.request_id]
+            if request.finished or handle.streaming:
+                handle.publish(request_output(request))
+        return True

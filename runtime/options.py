@@ -1,0 +1,137 @@
+"""Settings of `LLM`: names after TensorRT-LLM's, and only those that act. Frozen, checked when made."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, TypeVar
+
+from trtllm_replayssm.config import ReplayConfig
+from trtllm_replayssm.dtypes import Rounding, StateFormat
+from trtllm_replayssm.errors import ConfigError, UnsupportedError
+
+_LOG = logging.getLogger(__name__)
+_AUTO = "auto"
+_STATE_DTYPES = {_AUTO: None, "float32": StateFormat.FLOAT32, "float16": StateFormat.FLOAT16, "fp8": StateFormat.FP8}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvCacheConfig:
+    """Memory of sequences.
+
+    max_tokens: positions over all sequences; every slot holds max_seq_len of them. free_gpu_memory_fraction: share of
+    the memory free at start that slots may take (host memory on a CPU). mamba_ssm_cache_dtype: format of the
+    recurrent checkpoint, "auto": as the checkpoint's configuration says; mamba_ssm_stochastic_rounding: how it is
+    rounded. enable_block_reuse: prompts are not shared between requests, so only False is built.
+    """
+
+    max_tokens: int | None = None
+    free_gpu_memory_fraction: float = 0.9
+    mamba_ssm_cache_dtype: str = _AUTO
+    mamba_ssm_stochastic_rounding: bool = True
+    enable_block_reuse: bool = False
+
+    def __post_init__(self) -> None:
+        if self.max_tokens is not None and self.max_tokens < 1:
+            raise ConfigError("KvCacheConfig", "max_tokens", expected="a positive integer", got=self.max_tokens)
+        if not 0 < self.free_gpu_memory_fraction <= 1:
+            raise ConfigError(
+                "KvCacheConfig", "free_gpu_memory_fraction", expected="in (0, 1]", got=self.free_gpu_memory_fraction
+            )
+        if self.mamba_ssm_cache_dtype not in _STATE_DTYPES:
+            raise ConfigError(
+                "KvCacheConfig", "mamba_ssm_cache_dtype", expected=sorted(_STATE_DTYPES), got=self.mamba_ssm_cache_dtype
+            )
+        if self.enable_block_reuse:
+            raise UnsupportedError("KvCacheConfig", "enable_block_reuse", expected=False, got=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MTPDecodingConfig:
+    """Drafts from the model's own head. num_nextn_predict_layers and max_draft_len both mean drafts per step.
+
+    sample_drafts: draw drafts of sampled requests from the head's distribution instead of taking its argmax.
+    """
+
+    num_nextn_predict_layers: int | None = None
+    max_draft_len: int | None = None
+    sample_drafts: bool = False
+
+    def __post_init__(self) -> None:
+        given = {n for n in (self.num_nextn_predict_layers, self.max_draft_len) if n is not None}
+        if len(given) > 1:
+            raise ConfigError(
+                "MTPDecodingConfig", "max_draft_len", expected=self.num_nextn_predict_layers, got=self.max_draft_len
+            )
+        if any(n < 1 for n in given):
+            raise ConfigError("MTPDecodingConfig", "max_draft_len", expected="a positive integer", got=given.pop())
+
+    @property
+    def draft_len(self) -> int:
+        """Drafts per step."""
+        return self.max_draft_len or self.num_nextn_predict_layers or 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NGramDecodingConfig:
+    """Drafts from the request's own text: the continuation of the longest earlier match of its last tokens."""
+
+    max_draft_len: int
+    max_matching_ngram_size: int = 4
+
+    def __post_init__(self) -> None:
+        for name in ("max_draft_len", "max_matching_ngram_size"):
+            if getattr(self, name) < 1:
+                raise ConfigError("NGramDecodingConfig", name, expected="a positive integer", got=getattr(self, name))
+
+    @property
+    def draft_len(self) -> int:
+        """Drafts per step."""
+        return self.max_draft_len
+
+
+SpeculativeConfig = MTPDecodingConfig | NGramDecodingConfig
+_Config = TypeVar("_Config", KvCacheConfig, MTPDecodingConfig, NGramDecodingConfig)
+
+
+def config_from_mapping(kind: type[_Config], values: Mapping[str, Any]) -> _Config:
+    """A settings object from a file's keys. Raises ConfigError for a key that does not act here."""
+    known = [field.name for field in fields(kind)]
+    unknown = sorted(set(values) - set(known))
+    if unknown:
+        raise ConfigError(kind.__name__, ", ".join(unknown), expected=f"keys among {known}", got="an unsupported key")
+    return kind(**values)
+
+
+def resolve_replay(replay: ReplayConfig | None, cache: KvCacheConfig, draft_len: int, state_dtype: str) -> ReplayConfig:
+    """The replay settings to run with: given or from the cache settings, with max_step_tokens = 1 + draft_len.
+
+    state_dtype: what the checkpoint's configuration asks for. Raises ConfigError when 1 + draft_len > window, or when
+    both settings name a format.
+    """
+    if replay is None:
+        replay = ReplayConfig(
+            recurrence=_recurrence(cache.mamba_ssm_cache_dtype, state_dtype),
+            recurrence_rounding=Rounding.STOCHASTIC if cache.mamba_ssm_stochastic_rounding else Rounding.NEAREST,
+        )
+    elif cache.mamba_ssm_cache_dtype != _AUTO:
+        raise ConfigError(
+            "LLM",
+            "mamba_ssm_cache_dtype",
+            expected=f"{_AUTO!r} when replay_config sets the format ({replay.recurrence.value})",
+            got=cache.mamba_ssm_cache_dtype,
+        )
+    return replace(replay, max_step_tokens=1 + draft_len)
+
+
+def _recurrence(asked: str, state_dtype: str) -> StateFormat:
+    explicit = _STATE_DTYPES[asked]
+    if explicit is not None:
+        return explicit
+    found = _STATE_DTYPES.get(state_dtype)
+    if found is None:
+        _LOG.warning("recurrent state: the checkpoint asks for %s, which is not built; float32 is used", state_dtype)
+        return StateFormat.FLOAT32
+    _LOG.info("recurrent state: %s, as the checkpoint's configuration says", found.value)
+    return found

@@ -1,0 +1,145 @@
+"""Builds one replica for `LLM`: checkpoint, sizes, memory check, session, drafter, engine. The composition root.
+
+torch is imported when a session is made, not before.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from trtllm_replayssm.config import PoolConfig, ReplayConfig
+from trtllm_replayssm.dtypes import ActivationDtype
+from trtllm_replayssm.errors import ConfigError, UnsupportedError
+from trtllm_replayssm.runtime.capacity import require_slots
+from trtllm_replayssm.runtime.engine import Engine, EngineConfig
+from trtllm_replayssm.runtime.options import (
+    KvCacheConfig,
+    MTPDecodingConfig,
+    NGramDecodingConfig,
+    SpeculativeConfig,
+    resolve_replay,
+)
+from trtllm_replayssm.runtime.session.base import Session
+from trtllm_replayssm.runtime.speculative.drafter import Drafter
+from trtllm_replayssm.runtime.speculative.mtp import MtpDrafter
+from trtllm_replayssm.runtime.speculative.ngram import NGramDrafter
+from trtllm_replayssm.runtime.step import SessionHead
+from trtllm_replayssm.runtime.text.tokenizer import Tokenizer, load_tokenizer
+from trtllm_replayssm.shapes import ModelGeometry
+from trtllm_replayssm.weights.checkpoint import Checkpoint
+
+DEFAULT_BATCH = 8
+DEFAULT_SEQ_LEN = 4096  # cap of the default only: a slot's keys and values are reserved for all of it
+DEFAULT_STEP_TOKENS = 2048
+BACKENDS = ("torch",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaOptions:
+    """Settings of one replica, as `LLM` takes them; see there."""
+
+    dtype: str = "auto"
+    max_batch_size: int | None = None
+    max_num_tokens: int | None = None
+    max_seq_len: int | None = None
+    prefill_chunk: int | None = None
+    speculative: SpeculativeConfig | None = None
+    kv_cache: KvCacheConfig = field(default_factory=KvCacheConfig)
+    replay: ReplayConfig | None = None
+    state_cache: str = "replay"
+    seed: int = 0
+    device: str = "cpu"
+    backend: str = "torch"
+    debug: bool = False
+
+    @property
+    def draft_len(self) -> int:
+        """Drafts per step."""
+        return 0 if self.speculative is None else self.speculative.draft_len
+
+    @property
+    def batch(self) -> int:
+        """Sequences that run at once, and slots."""
+        return DEFAULT_BATCH if self.max_batch_size is None else self.max_batch_size
+
+    def engine_config(self) -> EngineConfig:
+        """Batch, token budget and chunk; the default budget holds every row with its drafts."""
+        budget = max(DEFAULT_STEP_TOKENS, self.batch * (1 + self.draft_len))
+        return EngineConfig(
+            max_batch_size=self.batch,
+            max_num_tokens=budget if self.max_num_tokens is None else self.max_num_tokens,
+            prefill_chunk=self.prefill_chunk,
+            seed=self.seed,
+            debug=self.debug,
+        )
+
+
+def build_engine(model: str | Path, tokenizer: object, options: ReplicaOptions) -> Engine:
+    """An engine over a torch session of the checkpoint in `model`. Raises ConfigError, CheckpointError."""
+    if options.backend not in BACKENDS:
+        raise UnsupportedError("LLM", "backend", expected=f"one of {BACKENDS}", got=options.backend)
+    checkpoint = Checkpoint.open(Path(model))
+    geometry = checkpoint.geometry
+    replay = resolve_replay(options.replay, options.kv_cache, options.draft_len, geometry.state_dtype)
+    pool = PoolConfig(
+        slots=options.batch,
+        max_seq_len=_max_seq_len(options.max_seq_len, geometry),
+        activation=_activation(options.dtype, options.device),
+    )
+    require_slots(pool.slots, pool.max_seq_len, options.kv_cache.max_tokens)
+    _require_head(options.speculative, geometry)
+
+    from trtllm_replayssm.runtime.session.torch_session import TorchSession
+
+    session = TorchSession.from_checkpoint(
+        checkpoint, replay, pool, state_cache=options.state_cache, device=options.device, debug=options.debug
+    )
+    text = _tokenizer(model, tokenizer)
+    return Engine(session, make_drafter(options.speculative, session), text, options.engine_config())
+
+
+def make_drafter(speculative: SpeculativeConfig | None, session: Session) -> Drafter | None:
+    """The drafter that the settings ask for; None for plain decoding."""
+    if speculative is None:
+        return None
+    if isinstance(speculative, NGramDecodingConfig):
+        return NGramDrafter(speculative.max_draft_len, speculative.max_matching_ngram_size)
+    return MtpDrafter(SessionHead(session), speculative.draft_len, sample=speculative.sample_drafts)
+
+
+def _require_head(speculative: SpeculativeConfig | None, geometry: ModelGeometry) -> None:
+    if isinstance(speculative, MTPDecodingConfig) and not geometry.mtp_pattern:
+        raise ConfigError(
+            "LLM",
+            "speculative_config",
+            expected="a checkpoint with a multi-token-prediction head for MTPDecodingConfig",
+            got=f"{geometry.name} without one",
+            hint="Use NGramDecodingConfig",
+        )
+
+
+def _max_seq_len(asked: int | None, geometry: ModelGeometry) -> int:
+    if asked is None:
+        return min(geometry.max_positions, DEFAULT_SEQ_LEN)
+    if not 2 <= asked <= geometry.max_positions:
+        raise ConfigError(
+            "LLM", "max_seq_len", expected=f"2..{geometry.max_positions} (the model's positions)", got=asked
+        )
+    return asked
+
+
+def _activation(dtype: str, device: str) -> ActivationDtype:
+    if dtype == "auto":
+        return ActivationDtype.FLOAT32 if device == "cpu" else ActivationDtype.BFLOAT16
+    names = [member.value for member in ActivationDtype]
+    if dtype not in names:
+        raise ConfigError("LLM", "dtype", expected=["auto", *names], got=dtype)
+    return ActivationDtype(dtype)
+
+
+def _tokenizer(model: str | Path, tokenizer: object) -> Tokenizer | None:
+    """The given tokenizer, or the checkpoint's own; None for a checkpoint without one (token ids only)."""
+    if tokenizer is not None:
+        return load_tokenizer(tokenizer)
+    return load_tokenizer(model) if (Path(model) / "tokenizer.json").is_file() else None

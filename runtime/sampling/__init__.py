@@ -1,0 +1,1 @@
+"""From logits to tokens: request settings, distributions, log-probabilities. numpy only."""

@@ -1,0 +1,1 @@
+"""Requests and continuous batching: pure Python, knows slots by number only."""

@@ -1,0 +1,95 @@
+"""A request and its choices: what is asked, and where each choice stands."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from enum import Enum
+
+from trtllm_replayssm.runtime.sampling.distribution import TokenHistory
+from trtllm_replayssm.runtime.sampling.params import SamplingParams
+from trtllm_replayssm.runtime.scheduler.output import EndRules, FinishReason, OutputBuffer
+from trtllm_replayssm.runtime.speculative.drafter import NO_DRAFT, Draft
+from trtllm_replayssm.runtime.text.tokenizer import Tokenizer
+from trtllm_replayssm.spec.philox import choice_seed
+
+__all__ = ["Choice", "FinishReason", "Request", "RequestState", "SamplingParams", "request_seed"]
+
+
+class RequestState(str, Enum):
+    """Where a choice stands."""
+
+    WAITING = "waiting"  # has no slot and no state yet
+    PREFILLING = "prefilling"  # holds a slot; prompt tokens are still to run
+    DECODING = "decoding"  # holds a slot; its last output token is the next base
+    PREEMPTED = "preempted"  # its state is in host memory
+    FINISHED = "finished"
+
+
+def request_seed(engine_seed: int, serial: int) -> int:
+    """The 64-bit seed of a request without one: a hash of the engine's seed and the request's number."""
+    digest = hashlib.blake2b(f"{engine_seed}:{serial}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little")
+
+
+class Request:
+    """One prompt with its settings and `params.n` choices. The prompt runs once, as choice 0, which is then forked."""
+
+    def __init__(
+        self,
+        request_id: int,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        seed: int,
+        rules: EndRules,
+        tokenizer: Tokenizer | None = None,
+        prompt: str | None = None,
+    ) -> None:
+        """seed: 64 bits; choice i draws with `choice_seed(seed, i)`. prompt: the text the ids came from, if any."""
+        self.request_id = request_id
+        self.prompt = prompt
+        self.prompt_ids = tuple(prompt_ids)
+        self.params = params
+        self.rules = rules
+        self.stop_ids = rules.stop_ids | rules.end_ids
+        self.choices = [
+            Choice(self, i, choice_seed(seed, i), OutputBuffer(params, rules, tokenizer)) for i in range(params.n)
+        ]
+
+    @property
+    def finished(self) -> bool:
+        """Whether every choice has ended."""
+        return all(choice.state is RequestState.FINISHED for choice in self.choices)
+
+
+class Choice:
+    """One answer to a request: the unit that holds a slot and is scheduled."""
+
+    def __init__(self, request: Request, index: int, seed: int, output: OutputBuffer) -> None:
+        self.request = request
+        self.index = index
+        self.seed = seed
+        self.output = output
+        self.history = TokenHistory(request.prompt_ids)
+        self.state = RequestState.WAITING
+        self.slot: int | None = None
+        self.prefilled = 0  # prompt tokens that the slot has absorbed
+        self.pending = 0  # h, records waiting in the slot's ring
+        self.draft: Draft = NO_DRAFT
+
+    @property
+    def width(self) -> int:
+        """Slots it stands for: all of its request's until the prompt is forked into the choices, then one."""
+        prompt_done = self.prefilled == len(self.request.prompt_ids)
+        return 1 if self.index or prompt_done else self.request.params.n
+
+    @property
+    def position(self) -> int:
+        """Absolute position of the next emitted token."""
+        return len(self.request.prompt_ids) + len(self.output.token_ids)
+
+    @property
+    def tokens(self) -> list[int]:
+        """Prompt and output."""
+        return [*self.request.prompt_ids, *self.output.token_ids]

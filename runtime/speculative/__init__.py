@@ -1,0 +1,1 @@
+"""Drafting and verification: pure logic over numpy logits."""

@@ -1,0 +1,57 @@
+"""What an engine has done: steps, tokens, acceptance, flushes, and recurrent-state traffic beside the conventional one.
+
+The host knows each slot's h without reading the device back, because flush and commit follow the rules of
+`spec.cursors`; traffic is then a function of the shape, see `spec.traffic`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class EngineStats:
+    """Counters since the engine was made.
+
+    steps: engine steps that ran something. prompt_tokens, output_tokens: absorbed and emitted. decode_rows: rows of
+    decode steps. drafted_tokens, accepted_tokens: drafts shown to the model and drafts that were emitted.
+    acceptance: decode rows by the number of tokens they emitted. flushes: rows whose step folded its window.
+    state_bytes, conventional_bytes: recurrent-state traffic of the decode rows over all SSM layers, as kept here and
+    as a kernel that reads and writes the state in each step would move it.
+    """
+
+    steps: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    decode_rows: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    flushes: int = 0
+    preemptions: int = 0
+    state_bytes: int = 0
+    conventional_bytes: int = 0
+    acceptance: Counter[int] = field(default_factory=Counter)
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """Mean tokens emitted by a decode row; 0 before the first."""
+        rows = sum(self.acceptance.values())
+        return sum(length * count for length, count in self.acceptance.items()) / rows if rows else 0.0
+
+    def as_dict(self) -> dict[str, object]:
+        """The counters under their names, ready for JSON."""
+        return {
+            "steps": self.steps,
+            "prompt_tokens": self.prompt_tokens,
+            "output_tokens": self.output_tokens,
+            "decode_rows": self.decode_rows,
+            "drafted_tokens": self.drafted_tokens,
+            "accepted_tokens": self.accepted_tokens,
+            "acceptance": {str(length): count for length, count in sorted(self.acceptance.items())},
+            "mean_acceptance_length": self.mean_acceptance_length,
+            "flushes": self.flushes,
+            "preemptions": self.preemptions,
+            "state_bytes": self.state_bytes,
+            "conventional_bytes": self.conventional_bytes,
+        }

@@ -1,0 +1,181 @@
+"""One engine step over planned work: prompt chunks, decode rows, verify and commit, ends, forks, drafts.
+
+Owns no queue and admits nobody; the engine plans, this runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from trtllm_replayssm.runtime.sampling.distribution import Logits, broken
+from trtllm_replayssm.runtime.scheduler.output import FinishReason
+from trtllm_replayssm.runtime.scheduler.request import Choice, Request
+from trtllm_replayssm.runtime.scheduler.scheduler import Chunk, Scheduler, StepPlan
+from trtllm_replayssm.runtime.session.base import DecodeRow, MtpRow, PrefillChunk, Session
+from trtllm_replayssm.runtime.speculative.drafter import NO_DRAFT, DraftContext, Drafter
+from trtllm_replayssm.runtime.speculative.verify import VerifyContext, verify
+from trtllm_replayssm.runtime.stats import EngineStats
+from trtllm_replayssm.spec.cursors import flushes
+
+NOT_A_NUMBER = "the model's logits are not finite"
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """A choice after its part of a step; next_tokens: what follows the positions that its slot just committed."""
+
+    choice: Choice
+    next_tokens: Sequence[int]
+
+
+class SessionHead:
+    """A session's multi-token-prediction head, as `MtpDrafter` drives it."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def begin(self, rows: Sequence[tuple[int, Sequence[int]]]) -> list[Logits]:
+        """First draft logits [V] per (slot, tokens that follow its newly committed positions)."""
+        return self._session.mtp_begin([MtpRow(slot, next_tokens) for slot, next_tokens in rows])
+
+    def next(self, tokens: Sequence[int]) -> list[Logits]:
+        """Next draft logits [V] per row of the last `begin`."""
+        return self._session.mtp_next(tokens)
+
+
+class StepRunner:
+    """Runs planned steps over one session."""
+
+    def __init__(self, session: Session, drafter: Drafter | None, scheduler: Scheduler, stats: EngineStats) -> None:
+        self._session = session
+        self._drafter = drafter
+        self._scheduler = scheduler
+        self._stats = stats
+
+    def run(self, plan: StepPlan) -> list[Request]:
+        """Run the plan; returns the requests it moved, each once."""
+        if not plan.chunks and not plan.decode:
+            return []
+        self._stats.steps += 1
+        progress = [*self._prefill(plan.chunks), *self._decode(plan.decode)]
+        alive = []
+        for entry in progress:
+            if entry.choice.output.finish_reason is None:
+                alive.append(entry)
+            else:
+                self.release(entry.choice)
+        self._draft(alive)
+        moved = {entry.choice.request.request_id: entry.choice.request for entry in progress}
+        return list(moved.values())
+
+    def release(self, choice: Choice) -> None:
+        """Give back what an ended choice holds."""
+        if choice.slot is not None:
+            self._session.free(choice.slot)
+        choice.draft = NO_DRAFT
+        self._scheduler.finish(choice)
+
+    def _prefill(self, chunks: Sequence[Chunk]) -> list[Progress]:
+        if not chunks:
+            return []
+        rows = [PrefillChunk(_slot(chunk.choice), chunk.tokens, chunk.last) for chunk in chunks]
+        progress = []
+        for chunk, logits in zip(chunks, self._session.prefill(rows), strict=True):
+            choice = chunk.choice
+            prompt = choice.request.prompt_ids
+            self._stats.prompt_tokens += len(chunk.tokens)
+            choice.prefilled = chunk.end
+            choice.pending = 0
+            if not chunk.last:
+                progress.append(Progress(choice, prompt[chunk.begin + 1 : chunk.end + 1]))
+                continue
+            assert logits is not None, "a session returns logits for every chunk marked last"
+            for sibling in self._start_choices(choice, logits):
+                first = sibling.output.token_ids[:1]
+                progress.append(Progress(sibling, (*prompt[chunk.begin + 1 : chunk.end], *first)))
+        return progress
+
+    def _start_choices(self, parent: Choice, logits: Logits) -> list[Choice]:
+        """First token of each choice from the prompt's logits [V]; those that go on get a copy of the slot."""
+        slot = _slot(parent)
+        self._scheduler.prompt_done(parent)
+        for choice in parent.request.choices:
+            choice.prefilled = parent.prefilled
+            self._emit(choice, logits[None])
+            if choice is not parent and choice.output.finish_reason is None:
+                self._scheduler.place(choice, self._session.fork(slot, choice.seed))
+        return parent.request.choices
+
+    def _decode(self, choices: Sequence[Choice]) -> list[Progress]:
+        if not choices:
+            return []
+        rows = [DecodeRow(_slot(choice), (choice.output.token_ids[-1], *choice.draft.tokens)) for choice in choices]
+        accepted = []
+        for choice, row, logits in zip(choices, rows, self._session.decode(rows), strict=True):
+            emitted = self._emit(choice, logits)
+            accepted.append(emitted)
+            self._account(choice, len(row.tokens), emitted)
+        self._session.commit(accepted)
+        return [
+            Progress(choice, choice.output.token_ids[len(choice.output.token_ids) - emitted :])
+            for choice, emitted in zip(choices, accepted, strict=True)
+        ]
+
+    def _emit(self, choice: Choice, logits: Logits) -> int:
+        """Verify one row's logits [n + 1, V]; returns how many tokens it emitted, 0 when the row is broken."""
+        if broken(logits):
+            choice.output.finish(FinishReason.ERROR, NOT_A_NUMBER)
+            return 0
+        context = VerifyContext(
+            params=choice.request.params,
+            history=choice.history,
+            stop_ids=choice.request.stop_ids,
+            seed=choice.seed,
+            position=choice.position,
+        )
+        emitted = verify(logits, choice.draft, context, choice.output.push)
+        self._stats.output_tokens += emitted
+        return emitted
+
+    def _account(self, choice: Choice, num_tokens: int, emitted: int) -> None:
+        replay = self._session.replay
+        self._stats.decode_rows += 1
+        self._stats.drafted_tokens += num_tokens - 1
+        self._stats.accepted_tokens += max(emitted - 1, 0)
+        self._stats.acceptance[emitted] += 1
+        if flushes(replay, choice.pending, num_tokens):
+            self._stats.flushes += 1
+            choice.pending = 0
+        choice.pending += emitted
+
+    def _draft(self, progress: Sequence[Progress]) -> None:
+        """Drafts for the next step; prompts with chunks to come take part, without drafts."""
+        if self._drafter is None or not progress:
+            return
+        contexts = [self._context(entry, self._drafter.max_draft_len) for entry in progress]
+        for entry, draft in zip(progress, self._drafter.propose(contexts), strict=True):
+            entry.choice.draft = draft
+
+    def _context(self, entry: Progress, longest: int) -> DraftContext:
+        choice = entry.choice
+        request = choice.request
+        more_prompt = choice.prefilled < len(request.prompt_ids)
+        # A row emits one token more than it drafts, so this also keeps every draft inside the sequence limit.
+        room = 0 if more_prompt else min(longest, choice.output.room - 1)
+        return DraftContext(
+            slot=_slot(choice),
+            tokens=choice.tokens,
+            next_tokens=entry.next_tokens,
+            room=room,
+            more_prompt=more_prompt,
+            params=request.params,
+            history=choice.history,
+            stop_ids=request.stop_ids,
+            seed=choice.seed,
+        )
+
+
+def _slot(choice: Choice) -> int:
+    assert choice.slot is not None, "planned choices hold a slot"
+    return choice.slot
