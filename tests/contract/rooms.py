@@ -37,8 +37,8 @@ ROOMS = {
     "runtime.session": "session",
     "runtime.session.base": "session interface",
     "runtime.<file>": "engine parts",
-    "runtime.engine": "engine",
-    "runtime.llm": "llm",
+    "runtime.engine": "engine", "runtime.replica": "engine",
+    "runtime.llm": "llm", "runtime.loop": "llm", "runtime.handle": "llm", "runtime.progress": "llm",
     "runtime.server": "server",
 }  # fmt: skip
 
@@ -91,7 +91,7 @@ MAY_USE = {
     "session": {"torch", "numpy", "ml_dtypes", "tensorrt", "tensorrt_rtx", "cuda"},
     "engine parts": {"numpy"},
     "engine": {"torch", "numpy"},
-    "llm": {"torch", "numpy"},
+    "llm": {"rich"},
     "server": {"fastapi", "uvicorn", "starlette", "pydantic", "numpy"},
     "cli": {"rich"},
 }
