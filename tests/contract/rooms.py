@@ -37,7 +37,7 @@ ROOMS = {
     "runtime.session": "session",
     "runtime.session.base": "session interface",
     "runtime.<file>": "engine parts",
-    "runtime.engine": "engine", "runtime.replica": "engine",
+    "runtime.engine": "engine", "runtime.replica": "replica",
     "runtime.llm": "llm", "runtime.loop": "llm", "runtime.handle": "llm", "runtime.progress": "llm",
     "runtime.server": "server",
 }  # fmt: skip
@@ -63,8 +63,9 @@ MAY_IMPORT = {
     "session interface": {"contract"},
     "session": {"contract", "rules", "models", "weights", "ops", "slots", "pools", "session interface"},
     "engine parts": _HOST | {"session interface"},
-    "engine": _HOST | {"engine parts", "models", "weights", "pools", "session interface", "session"},
-    "llm": _HOST | {"engine parts", "models", "weights", "session interface", "engine"},
+    "engine": _HOST | {"engine parts", "session interface"},
+    "replica": _HOST | {"engine parts", "models", "weights", "pools", "session interface", "session", "engine"},
+    "llm": _HOST | {"engine parts", "session interface", "engine", "replica"},
     "server": {"contract", "package", "sampling", "text", "engine parts", "engine", "llm"},
     "cli": {"contract", "package", "models", "weights", "builders", "sampling"}
     | {"engine parts", "engine", "llm", "server"},
@@ -90,7 +91,8 @@ MAY_USE = {
     "session interface": {"numpy"},
     "session": {"torch", "numpy", "ml_dtypes", "tensorrt", "tensorrt_rtx", "cuda"},
     "engine parts": {"numpy"},
-    "engine": {"torch", "numpy"},
+    "engine": {"numpy"},
+    "replica": set(),  # the session it makes brings torch
     "llm": {"rich"},
     "server": {"fastapi", "uvicorn", "starlette", "pydantic", "numpy"},
     "cli": {"rich"},
