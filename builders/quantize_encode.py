@@ -17,6 +17,7 @@ from trtllm_replayssm.dtypes import E2M1_VALUES, FP4_BLOCK, FP4_MAX, FP8_MAX
 from trtllm_replayssm.errors import ContractError
 
 _E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
+_E4M3_MAGNITUDES = np.arange(0x7F, dtype=np.uint8).view(_E4M3).astype(np.float64)  # by code, without the sign
 _E4M3_MIN = np.float32(2.0**-9)  # smallest positive E4M3 value
 _SCALE_MIN = np.float32(2.0**-126)  # smallest normal float32: below it a scale loses its precision
 _CHUNK_ELEMS = 1 << 20  # elements encoded at a time, which bounds the float64 temporaries
@@ -26,7 +27,8 @@ def absolute_maximum(values: NDArray[Any]) -> np.float32:
     """max |values| of a floating [N, K] array; ContractError when a value is NaN or infinite."""
     amax = 0.0
     for part in _row_chunks(values):
-        high, low = float(part.max(initial=0)), float(part.min(initial=0))
+        with np.errstate(invalid="ignore"):  # NaN is reported below
+            high, low = float(part.max(initial=0)), float(part.min(initial=0))
         if not (math.isfinite(high) and math.isfinite(low)):
             raise ContractError("quantize", "values", expected="finite numbers", got="NaN or infinity")
         amax = max(amax, high, -low)
@@ -63,13 +65,17 @@ def fp8_scale(amax: np.float32) -> np.float32:
 
 
 def encode_fp8(values: NDArray[Any], scale: np.float32) -> NDArray[Any]:
-    """values: [N, K] floating -> [N, K] E4M3, saturated."""
+    """values: [N, K] floating -> [N, K] E4M3, saturated; the nearest value, found as in `_nearest_codes`."""
+    halfway = (_E4M3_MAGNITUDES[:-1] + _E4M3_MAGNITUDES[1:]) / 2 * np.float64(scale)
     out = np.empty(values.shape, dtype=_E4M3)
     row = 0
     for part in _row_chunks(values):
-        # a float64 quotient of two float32 values is never closer to a tie than its own rounding, unless it is one
-        quotient = part.astype(np.float64) / np.float64(scale)
-        out[row : row + len(part)] = np.clip(quotient, -FP8_MAX, FP8_MAX).astype(_E4M3)
+        magnitude = np.abs(part.astype(np.float32)).astype(np.float64)
+        codes = np.searchsorted(halfway, magnitude).astype(np.uint8)
+        # a tie goes to the even code; the search found the lower one
+        codes += (codes % 2 == 1) & (halfway[np.minimum(codes, len(halfway) - 1)] == magnitude)
+        codes |= (part < 0).astype(np.uint8) << 7
+        out[row : row + len(part)] = codes.view(_E4M3)
         row += len(part)
     return out
 
