@@ -61,7 +61,9 @@ def gdn_update(
         factor = key_factor(k[row, s])
         keys = k[row, s].float() * factor[..., None]
         window.put(live, place, keys, g[row, s])
-        u = _enter_correction(window, source, live, place, keys, v[row, s].float(), beta[row, s])
+        u = _correction(window, source, live, keys, v[row, s].float(), beta[row, s])
+        u = u.clamp(-FP16_MAX, FP16_MAX).half()
+        window.put_value(live, place, u.float(), 1.0)
         _append(state, slot[live], index[live, place], k[row, s], factor, g[row, s], u, v[row, s], beta[row, s])
         query = q[row, s].float() * (key_factor(q[row, s]) * scale)[..., None]
         out[row, s] = window.read_out(source, scatter_rows(query, live, len(slot)))[live]
@@ -116,7 +118,8 @@ def _flushed_window(
     state: ReplayLayerState, window: Window, folding: Tensor, slot: Tensor, index: Tensor, h: Tensor, source: Tensor
 ) -> Window:
     """The committed records of the rows that fold, corrections derived anew from the high-precision checkpoint when the
-    ones in the ring came from a low-precision read (paper, Alg. 6, line 8).
+    ones in the ring came from a low-precision read (paper, Alg. 6, line 8). Derived ones live for this flush only and
+    are not rounded to the ring's float16 (paper, Appendix B.4).
     """
     if not state.config.rederives:
         return window.take(folding)
@@ -130,18 +133,15 @@ def _flushed_window(
         place = torch.full_like(live, j)
         keys = window.key[folding[live], :, j]
         derived.put(live, place, keys, window.decay[folding[live], :, j])
-        _enter_correction(derived, source[folding], live, place, keys, v[live, :, j], beta[live, :, j])
+        u = _correction(derived, source[folding], live, keys, v[live, :, j], beta[live, :, j])
+        derived.put_value(live, place, u, 1.0)
     return derived
 
 
-def _enter_correction(
-    window: Window, source: Tensor, rows: Tensor, place: Tensor, keys: Tensor, v: Tensor, beta: Tensor
-) -> Tensor:
-    """u = beta (v - alpha S k) of one token per row from the window before it (paper, Eq. 9), entered and returned."""
+def _correction(window: Window, source: Tensor, rows: Tensor, keys: Tensor, v: Tensor, beta: Tensor) -> Tensor:
+    """u = beta (v - alpha S k) [A', H, P] float32 of one token per row, whose key and decay `window` has (paper, Eq. 9)."""
     recalled = window.read_out(source, scatter_rows(keys, rows, source.shape[0]))[rows]
-    u = (beta[..., None] * (v - recalled)).clamp(-FP16_MAX, FP16_MAX).half()
-    window.put_value(rows, place, u.float(), 1.0)
-    return u
+    return beta[..., None] * (v - recalled)
 
 
 def _append(

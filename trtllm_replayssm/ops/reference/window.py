@@ -1,7 +1,8 @@
 """The replay window of some rows in chronological order, and output-only evaluation over it.
 
-Every sum runs over the same fixed width C whatever the split of the tokens into calls, one token at a time, so that
-a token's stored correction has the same bits in any split. Decay weights are exponentials of sums taken from the
+Every sum runs over the same fixed width C whatever the split of the tokens into calls, one token at a time, as products
+and a reduction and never as a matrix product (whose order of summation may change with the number of rows), so that a
+token's stored correction has the same bits in any split and any batch. Decay weights are exponentials of sums taken from the
 newest record back; records outside the committed range are masked when they are loaded.
 """
 
@@ -53,18 +54,21 @@ class Window:
     def read_out(self, state: Tensor, vectors: Tensor) -> Tensor:
         """State after the window times vectors: state [A, H, P, N], vectors [A, G, N] -> [A, H, P] (paper, Eq. 6)."""
         checkpoint_decay, record_decay = self.decays()
-        dots = _to_heads(self.shape, torch.matmul(self.key, vectors[..., None])[..., 0])
+        dots = _to_heads(self.shape, (self.key * vectors[:, :, None]).sum(-1))
         weights = record_decay * dots * self.weight
-        recent = torch.matmul(weights[:, :, None, :], self.value)[:, :, 0]
-        recalled = torch.matmul(state, _to_heads(self.shape, vectors)[..., None])[..., 0]
+        recent = (weights[..., None] * self.value).sum(-2)
+        recalled = (state * _to_heads(self.shape, vectors)[:, :, None]).sum(-1)
         return checkpoint_decay[..., None] * recalled + recent
 
     def fold(self, state: Tensor) -> Tensor:
         """State [A, H, P, N] after the window (paper, Eq. 5), float32."""
         checkpoint_decay, record_decay = self.decays()
         weighted = (record_decay * self.weight)[..., None] * self.value
-        update = torch.matmul(weighted.transpose(-1, -2), _to_heads(self.shape, self.key))
-        return checkpoint_decay[..., None, None] * state + update
+        keys = _to_heads(self.shape, self.key)
+        folded = checkpoint_decay[..., None, None] * state
+        for j in range(keys.shape[2]):
+            folded += weighted[:, :, j, :, None] * keys[:, :, j, None]
+        return folded
 
 
 def scatter_rows(values: Tensor, rows: Tensor, total: int) -> Tensor:
@@ -103,4 +107,5 @@ def load_ring(ring: Tensor, slot: Tensor, index: Tensor, committed: Tensor) -> T
     records = ring[slot[:, None], :, index].transpose(1, 2).float()
     live = torch.arange(index.shape[1], device=slot.device) < committed[:, None]
     live = live[:, None].reshape(live.shape[0], 1, live.shape[1], *[1] * (records.ndim - 3))
-    return torch.where(live, records, torch.zeros((), device=records.device))
+    # contiguous: the order of a sum may depend on strides, and those on the number of rows
+    return torch.where(live, records, torch.zeros((), device=records.device)).contiguous()

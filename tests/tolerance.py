@@ -1,0 +1,12 @@
+"""Every tolerance of the tests of operations and sessions, with what it must accept and what it must reject."""
+
+from __future__ import annotations
+
+# Accepts another order of the same float32 sums; rejects a term computed at lower precision (STYLE: factor 2 rule).
+FACTOR = 2.0
+
+# Accepts the last bit of a float32 result as large as the largest of its tensor; rejects a sum of 16-bit products.
+FLOAT32_STEP = 2.0**-23
+
+# Accepts a float16 result that is the nearest of its exact value; rejects its neighbour.
+FLOAT16_STEP = 2.0**-10
