@@ -52,7 +52,8 @@ def last_match(tokens: Sequence[int], max_ngram: int) -> int | None:
     ends = np.flatnonzero(ids[:-1] == ids[-1])
     for back in range(1, max_ngram):
         longer = ends[ends >= back]
-        longer = longer[ids[longer - back] == ids[-1 - back]]
+        if longer.size:
+            longer = longer[ids[longer - back] == ids[-1 - back]]
         if not longer.size:
             break
         ends = longer

@@ -1,0 +1,149 @@
+"""Incremental decoding and stop strings: the pieces of a stream are the whole, however it is cut."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from tests.runtime.harness import PieceTokenizer
+from trtllm_replayssm.errors import CheckpointError, ConfigError
+from trtllm_replayssm.runtime.text.detokenizer import MAX_WINDOW_TOKENS, REPLACEMENT, Detokenizer
+from trtllm_replayssm.runtime.text.stops import StopMatcher
+from trtllm_replayssm.runtime.text.tokenizer import FastTokenizer, load_tokenizer
+
+BYTES = PieceTokenizer([bytes([i]) for i in range(256)])
+
+
+def byte_level() -> Tokenizer:
+    """A real byte-level tokenizer without merges, and one special token."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<end>"])
+    return tokenizer
+
+
+def metaspace() -> Tokenizer:
+    """A tokenizer whose decoder treats the first token of a text differently."""
+    words = {"▁the": 0, "▁sea": 1, "s": 2, "<end>": 3}
+    tokenizer = Tokenizer(models.WordLevel(vocab=words, unk_token="s"))
+    tokenizer.decoder = decoders.Metaspace()
+    tokenizer.add_special_tokens(["<end>"])
+    return tokenizer
+
+
+def pieces_of(detokenizer: Detokenizer, ids: list[int]) -> list[str]:
+    return [*(detokenizer.push(i) for i in ids), detokenizer.finish()]
+
+
+@pytest.mark.parametrize("text", ["héllo wörld", "日本語のテキスト", "a😀b👩‍👩‍👧c", "", "\ufffd real \ufffd"])
+@pytest.mark.parametrize("tokenizer", [BYTES, FastTokenizer(byte_level())], ids=["toy", "tokenizers"])
+def test_no_half_character_is_ever_shown(text: str, tokenizer: FastTokenizer) -> None:
+    ids = tokenizer.encode(text)
+    assert len(ids) == len(text.encode())
+    pieces = pieces_of(Detokenizer(tokenizer), ids)
+    assert "".join(pieces) == text
+    for upto in range(len(pieces)):
+        shown = "".join(pieces[:upto])
+        assert text.startswith(shown)  # a half character would show as U+FFFD and not be a prefix
+
+
+@given(st.lists(st.integers(0, 255), max_size=200))
+def test_pieces_joined_are_the_text_of_the_whole_for_any_bytes(ids: list[int]) -> None:
+    pieces = pieces_of(Detokenizer(BYTES), ids)
+    assert "".join(pieces) == BYTES.decode(ids)
+
+
+@given(st.lists(st.integers(0, 3), max_size=30))
+def test_pieces_joined_are_the_text_of_the_whole_for_a_decoder_that_strips_the_first_space(ids: list[int]) -> None:
+    tokenizer = FastTokenizer(metaspace())
+    for skip in (True, False):
+        pieces = pieces_of(Detokenizer(tokenizer, skip_special_tokens=skip), ids)
+        assert "".join(pieces) == tokenizer.decode(ids, skip)
+
+
+def test_bytes_that_are_no_text_keep_the_window_small() -> None:
+    longest = []
+
+    class Counting(PieceTokenizer):
+        def decode(self, ids, skip_special_tokens=True):  # type: ignore[no-untyped-def]
+            longest.append(len(ids))
+            return super().decode(ids, skip_special_tokens)
+
+    detokenizer = Detokenizer(Counting(BYTES.pieces))
+    shown = "".join(pieces_of(detokenizer, [0xFF] * 500))
+    assert shown == REPLACEMENT * 500
+    assert max(longest) <= 2 * MAX_WINDOW_TOKENS
+
+
+def test_special_tokens_are_left_out_unless_asked_for() -> None:
+    tokenizer = FastTokenizer(byte_level())
+    ids = [*tokenizer.encode("ab"), tokenizer.backend.token_to_id("<end>"), *tokenizer.encode("c")]
+    assert "".join(pieces_of(Detokenizer(tokenizer), ids)) == "abc"
+    assert "".join(pieces_of(Detokenizer(tokenizer, skip_special_tokens=False), ids)) == "ab<end>c"
+
+
+def reference_stop(text: str, stops: list[str]) -> tuple[int, str] | None:
+    """The stop that is complete first, the longest of those, by looking at every prefix of the text."""
+    for end in range(len(text) + 1):
+        found = [s for s in stops if text[:end].endswith(s)]
+        if found:
+            return end, max(found, key=len)
+    return None
+
+
+@given(
+    st.text("ab", max_size=12),
+    st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=3),
+    st.lists(st.integers(1, 4), max_size=12),
+    st.booleans(),
+)
+def test_i16_stops_are_found_however_the_text_is_cut(text: str, stops: list[str], cuts: list[int], keep: bool) -> None:
+    edges = [0, *itertools.accumulate(cuts), len(text)]
+    pieces = [text[a:b] for a, b in itertools.pairwise(edges)]
+    expected = reference_stop(text, stops)
+    matcher = StopMatcher(stops, include_stop=keep)
+    shown, found = "", None
+    for piece in pieces:
+        step = matcher.push(piece)
+        shown += step.text
+        if step.stop is not None:
+            found = step.stop
+            break
+        read = text[: len(shown + matcher._held)]
+        open_ends = [n for stop in stops for n in range(1, len(stop)) if read.endswith(stop[:n])]
+        assert len(read) - len(shown) == max(open_ends, default=0)
+    if expected is None:
+        assert found is None and shown + matcher.finish() == text
+    else:
+        end, stop = expected
+        assert found == stop
+        assert shown == text[: end if keep else end - len(stop)]
+
+
+def test_text_that_may_become_a_stop_is_held_back_and_no_more() -> None:
+    matcher = StopMatcher(["END.", "DOG"], include_stop=False)
+    assert [matcher.push(p).text for p in ("the E", "N", "D", "O", "x")] == ["the ", "", "", "EN", "DOx"]
+
+
+def test_a_tokenizer_is_read_from_a_folder_a_file_or_an_object(tmp_path: Path) -> None:
+    byte_level().save(str(tmp_path / "tokenizer.json"))
+    for source in (tmp_path, str(tmp_path), tmp_path / "tokenizer.json", byte_level(), BYTES):
+        tokenizer = load_tokenizer(source)
+        assert tokenizer.decode(tokenizer.encode("héé")) == "héé"
+
+
+def test_a_missing_or_damaged_tokenizer_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="tokenizer.json"):
+        load_tokenizer(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(CheckpointError, match="tokenizer.json"):
+        load_tokenizer(tmp_path)
+    with pytest.raises(ConfigError, match="expected a path"):
+        load_tokenizer(7)
