@@ -88,8 +88,8 @@ class NumpyGraph:
         self._state = state
         self._cache: dict[str, Array] = {}
 
-    def embedding(self, ids: NDArray[np.int64], table: str) -> Array:
-        return self._matrix(table)[ids]
+    def embedding(self, ids: NDArray[Any], table: str) -> Array:
+        return np.asarray(self._matrix(table)[ids])
 
     def linear(self, x: Array, weight: str) -> Array:
         return np.asarray(x @ self._matrix(weight).T)
