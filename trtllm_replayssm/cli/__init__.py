@@ -1,0 +1,49 @@
+"""The command line `trtllm-replayssm`: argument parsing and printing only.
+
+Exit codes: 0 done, 1 an error of ours (one line on stderr), 2 wrong usage, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+import trtllm_replayssm.cli.generate as generate_command
+import trtllm_replayssm.cli.inspect as inspect_command
+import trtllm_replayssm.cli.quantize as quantize_command
+from trtllm_replayssm._version import __version__
+from trtllm_replayssm.errors import ReplaySSMError
+
+EXIT_ERROR = 1
+EXIT_INTERRUPTED = 130
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser with all commands."""
+    parser = argparse.ArgumentParser(
+        prog="trtllm-replayssm",
+        description="Decode hybrid state-space language models with ReplaySSM.",
+        epilog="Exit codes: 0 done, 1 error (one line on stderr), 2 wrong usage, 130 interrupted.",
+    )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for module in (generate_command, quantize_command, inspect_command):
+        module.add_command(commands)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    arguments = build_parser().parse_args(argv)
+    try:
+        return int(arguments.run(arguments))
+    except ReplaySSMError as error:
+        sys.stderr.write(f"trtllm-replayssm: {error}\n")
+        return EXIT_ERROR
+    except OSError as error:
+        sys.stderr.write(f"trtllm-replayssm: {error.strerror or error}: {error.filename or ''}\n")
+        return EXIT_ERROR
+    except KeyboardInterrupt:
+        sys.stderr.write("trtllm-replayssm: interrupted\n")
+        return EXIT_INTERRUPTED
