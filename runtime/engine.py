@@ -18,6 +18,7 @@ from trtllm_replayssm.runtime.speculative.drafter import Drafter
 from trtllm_replayssm.runtime.stats import EngineStats
 from trtllm_replayssm.runtime.step import StepRunner
 from trtllm_replayssm.runtime.text.tokenizer import Tokenizer
+from trtllm_replayssm.runtime.traffic_meter import TrafficMeter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +26,7 @@ class EngineConfig:
     """max_batch_size: choices that hold a slot at once; max_num_tokens: tokens of one engine step.
 
     prefill_chunk: tokens of one prompt chunk, None: the whole budget. seed: for requests without one.
+    conventional_state: the session reads and writes its state at every token; only the counters need to know.
     debug: check all bookkeeping after each step.
     """
 
@@ -32,6 +34,7 @@ class EngineConfig:
     max_num_tokens: int
     prefill_chunk: int | None = None
     seed: int = 0
+    conventional_state: bool = False
     debug: bool = False
 
 
@@ -67,7 +70,14 @@ class Engine:
                 max_step_tokens=step_tokens,
             )
         )
-        self._runner = StepRunner(session, drafter, self._scheduler, self.stats)
+        meter = TrafficMeter(
+            session.geometry,
+            session.replay,
+            session.pool.activation,
+            self.stats,
+            conventional=config.conventional_state,
+        )
+        self._runner = StepRunner(session, drafter, self._scheduler, self.stats, meter)
 
     @property
     def has_work(self) -> bool:

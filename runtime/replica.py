@@ -11,7 +11,7 @@ from pathlib import Path
 from trtllm_replayssm.config import PoolConfig, ReplayConfig
 from trtllm_replayssm.dtypes import ActivationDtype
 from trtllm_replayssm.errors import ConfigError, UnsupportedError
-from trtllm_replayssm.runtime.capacity import require_slots
+from trtllm_replayssm.runtime.capacity import free_host_bytes, require_memory, require_slots
 from trtllm_replayssm.runtime.engine import Engine, EngineConfig
 from trtllm_replayssm.runtime.options import (
     KvCacheConfig,
@@ -27,6 +27,7 @@ from trtllm_replayssm.runtime.speculative.ngram import NGramDrafter
 from trtllm_replayssm.runtime.step import SessionHead
 from trtllm_replayssm.runtime.text.tokenizer import Tokenizer, load_tokenizer
 from trtllm_replayssm.shapes import ModelGeometry
+from trtllm_replayssm.spec.traffic import conventional_slot_bytes, slot_bytes
 from trtllm_replayssm.weights.checkpoint import Checkpoint
 
 DEFAULT_BATCH = 8
@@ -71,6 +72,7 @@ class ReplicaOptions:
             max_num_tokens=budget if self.max_num_tokens is None else self.max_num_tokens,
             prefill_chunk=self.prefill_chunk,
             seed=self.seed,
+            conventional_state=self.state_cache == "conventional",
             debug=self.debug,
         )
 
@@ -89,6 +91,7 @@ def build_engine(model: str | Path, tokenizer: object, options: ReplicaOptions) 
     )
     require_slots(pool.slots, pool.max_seq_len, options.kv_cache.max_tokens)
     _require_head(options.speculative, geometry)
+    _require_memory(geometry, replay, pool, options)
 
     from trtllm_replayssm.runtime.session.torch_session import TorchSession
 
@@ -117,6 +120,23 @@ def _require_head(speculative: SpeculativeConfig | None, geometry: ModelGeometry
             got=f"{geometry.name} without one",
             hint="Use NGramDecodingConfig",
         )
+
+
+def _require_memory(geometry: ModelGeometry, replay: ReplayConfig, pool: PoolConfig, options: ReplicaOptions) -> None:
+    """Refuse a pool that the device's free memory cannot hold; says nothing where free memory is not known."""
+    if options.state_cache == "conventional":
+        need = conventional_slot_bytes(geometry, replay.recurrence, replay.max_step_tokens, pool).total
+    else:
+        need = slot_bytes(geometry, replay, pool).total
+    free = free_host_bytes() if options.device == "cpu" else _free_device_bytes(options.device)
+    if free is not None:
+        require_memory(pool.slots, need, free, options.kv_cache.free_gpu_memory_fraction)
+
+
+def _free_device_bytes(device: str) -> int:
+    import torch
+
+    return int(torch.cuda.mem_get_info(device)[0])
 
 
 def _max_seq_len(asked: int | None, geometry: ModelGeometry) -> int:

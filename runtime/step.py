@@ -16,7 +16,7 @@ from trtllm_replayssm.runtime.session.base import DecodeRow, MtpRow, PrefillChun
 from trtllm_replayssm.runtime.speculative.drafter import NO_DRAFT, DraftContext, Drafter
 from trtllm_replayssm.runtime.speculative.verify import VerifyContext, verify
 from trtllm_replayssm.runtime.stats import EngineStats
-from trtllm_replayssm.spec.cursors import flushes
+from trtllm_replayssm.runtime.traffic_meter import TrafficMeter
 
 NOT_A_NUMBER = "the model's logits are not finite"
 
@@ -47,11 +47,19 @@ class SessionHead:
 class StepRunner:
     """Runs planned steps over one session."""
 
-    def __init__(self, session: Session, drafter: Drafter | None, scheduler: Scheduler, stats: EngineStats) -> None:
+    def __init__(
+        self,
+        session: Session,
+        drafter: Drafter | None,
+        scheduler: Scheduler,
+        stats: EngineStats,
+        meter: TrafficMeter,
+    ) -> None:
         self._session = session
         self._drafter = drafter
         self._scheduler = scheduler
         self._stats = stats
+        self._meter = meter
 
     def run(self, plan: StepPlan) -> list[Request]:
         """Run the plan; returns the requests it moved, each once."""
@@ -115,7 +123,7 @@ class StepRunner:
         for choice, row, logits in zip(choices, rows, self._session.decode(rows), strict=True):
             emitted = self._emit(choice, logits)
             accepted.append(emitted)
-            self._account(choice, len(row.tokens), emitted)
+            choice.pending = self._meter.decode_row(choice.pending, len(row.tokens), emitted)
         self._session.commit(accepted)
         return [
             Progress(choice, choice.output.token_ids[len(choice.output.token_ids) - emitted :])
@@ -137,17 +145,6 @@ class StepRunner:
         emitted = verify(logits, choice.draft, context, choice.output.push)
         self._stats.output_tokens += emitted
         return emitted
-
-    def _account(self, choice: Choice, num_tokens: int, emitted: int) -> None:
-        replay = self._session.replay
-        self._stats.decode_rows += 1
-        self._stats.drafted_tokens += num_tokens - 1
-        self._stats.accepted_tokens += max(emitted - 1, 0)
-        self._stats.acceptance[emitted] += 1
-        if flushes(replay, choice.pending, num_tokens):
-            self._stats.flushes += 1
-            choice.pending = 0
-        choice.pending += emitted
 
     def _draft(self, progress: Sequence[Progress]) -> None:
         """Drafts for the next step; prompts with chunks to come take part, without drafts."""

@@ -24,7 +24,7 @@ ROOMS = {
     "_version": "contract", "errors": "contract", "dtypes": "contract", "shapes": "contract", "params": "contract",
     "config": "contract", "graph": "contract", "bindings": "contract", "manifest": "contract",
     "spec": "spec", "spec.philox": "rules", "spec.formats": "rules", "spec.accept": "rules",
-    "spec.cursors": "rules",
+    "spec.cursors": "rules", "spec.traffic": "rules",
     "models": "models", "weights": "weights", "ops": "ops", "cli": "cli",
     "builders": "builders",
     "runtime": "runtime",
@@ -92,7 +92,7 @@ MAY_USE = {
     "session": {"torch", "numpy", "ml_dtypes", "tensorrt", "tensorrt_rtx", "cuda"},
     "engine parts": {"numpy"},
     "engine": {"numpy"},
-    "replica": set(),  # the session it makes brings torch
+    "replica": {"torch"},  # for the free memory of a device; the session it makes brings torch anyway
     "llm": {"rich"},
     "server": {"fastapi", "uvicorn", "starlette", "pydantic", "numpy"},
     "cli": {"rich"},

@@ -43,6 +43,9 @@ def geometry(vocab: int = 24, eos_ids: tuple[int, ...] = (0,)) -> ModelGeometry:
     )
 
 
+GEOMETRY = geometry()
+
+
 def hash_model(vocab: int, *, order: int = 3, sharpness: float = 3.0, salt: int = 0) -> Model:
     """Logits [vocab] drawn from a generator seeded by the last `order` tokens."""
 
@@ -95,7 +98,7 @@ class FakeSession:
         slots: int = 4,
         max_seq_len: int = 64,
         replay: ReplayConfig | None = None,
-        geometry: ModelGeometry = geometry(),
+        geometry: ModelGeometry = GEOMETRY,
         head_model: Model | None = None,
     ) -> None:
         self.geometry = geometry

@@ -32,7 +32,7 @@ def outputs(kind: str, draft_len: int, window: int, **settings: object) -> tuple
 def test_greedy_speculation_emits_what_greedy_decoding_emits(
     kind: str, draft_len: int, window: int, extra: dict[str, object]
 ) -> None:
-    expected, plain = outputs("plain", draft_len, window, **extra)
+    expected, _ = outputs("plain", draft_len, window, **extra)
     actual, machine = outputs(kind, draft_len, window, **extra)
     assert actual == expected
     assert machine.engine.stats.drafted_tokens > 0
@@ -119,7 +119,8 @@ def test_i09_logprobs_with_speculation_are_those_without(kind: str, settings: di
     plain = bench().one([3, 4, 5], max_tokens=25, logprobs=4, end_id=-1, seed=3, **settings)
     spec = bench(kind, head_model=HEAD).one([3, 4, 5], max_tokens=25, logprobs=4, end_id=-1, seed=3, **settings)
     assert spec.logprobs == plain.logprobs and plain.logprobs is not None
-    assert spec.cumulative_logprob == pytest.approx(sum(e[t].logprob for e, t in zip(plain.logprobs, plain.token_ids)))
+    total = sum(e[t].logprob for e, t in zip(plain.logprobs, plain.token_ids, strict=True))
+    assert spec.cumulative_logprob == pytest.approx(total)
     for entry, token in zip(plain.logprobs, plain.token_ids, strict=True):
         assert next(iter(entry)) == token and entry[token].logprob < 0
         best = sorted(entry.values(), key=lambda e: e.rank)[:4]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -32,7 +32,7 @@ class Ask:
         return {"max_tokens": self.max_tokens, "seed": self.seed, "n": self.n, "presence_penalty": 0.2, **sampled}
 
 
-@lru_cache(maxsize=None)
+@cache
 def solo(ask: Ask) -> list[tuple[list[int], str | None]]:
     machine = bench(model=MODEL, slots=3, max_seq_len=40)
     number = machine.add(ask.prompt, **ask.settings())

@@ -1,0 +1,136 @@
+"""Settings of LLM: what is accepted, what is refused and with which words, and what follows from what."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from tests.runtime.fake_session import FakeSession, geometry, hash_model
+from trtllm_replayssm.config import ReplayConfig
+from trtllm_replayssm.dtypes import Rounding, StateFormat
+from trtllm_replayssm.errors import ConfigError, UnsupportedError
+from trtllm_replayssm.runtime.capacity import free_host_bytes, require_memory, require_slots
+from trtllm_replayssm.runtime.engine import Engine, EngineConfig
+from trtllm_replayssm.runtime.options import (
+    KvCacheConfig,
+    MTPDecodingConfig,
+    NGramDecodingConfig,
+    config_from_mapping,
+    resolve_replay,
+)
+from trtllm_replayssm.runtime.replica import ReplicaOptions, make_drafter
+from trtllm_replayssm.runtime.speculative.mtp import MtpDrafter
+from trtllm_replayssm.runtime.speculative.ngram import NGramDrafter
+
+
+@pytest.mark.parametrize(
+    "kind, values, words",
+    [
+        (KvCacheConfig, {"max_tokens": 0}, "max_tokens"),
+        (KvCacheConfig, {"free_gpu_memory_fraction": 0.0}, "free_gpu_memory_fraction"),
+        (KvCacheConfig, {"free_gpu_memory_fraction": 1.5}, "free_gpu_memory_fraction"),
+        (KvCacheConfig, {"mamba_ssm_cache_dtype": "int8"}, "mamba_ssm_cache_dtype: expected .*float16"),
+        (KvCacheConfig, {"host_cache_size": 1, "dtype": "fp8"}, "dtype, host_cache_size: expected keys among"),
+        (MTPDecodingConfig, {"max_draft_len": 0}, "max_draft_len"),
+        (MTPDecodingConfig, {"max_draft_len": 3, "num_nextn_predict_layers": 2}, "max_draft_len: expected 2, got 3"),
+        (MTPDecodingConfig, {"use_relaxed_acceptance_for_thinking": True}, "use_relaxed_acceptance_for_thinking"),
+        (NGramDecodingConfig, {"max_draft_len": 2, "max_matching_ngram_size": 0}, "max_matching_ngram_size"),
+        (NGramDecodingConfig, {"max_draft_len": 2, "is_use_oldest": True}, "is_use_oldest"),
+    ],
+)
+def test_a_setting_that_is_wrong_or_does_not_act_is_refused_by_name(
+    kind: type[KvCacheConfig], values: dict[str, object], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        config_from_mapping(kind, values)
+
+
+def test_prompt_sharing_is_refused_as_not_built() -> None:
+    with pytest.raises(UnsupportedError, match="enable_block_reuse"):
+        KvCacheConfig(enable_block_reuse=True)
+
+
+def test_both_names_of_the_draft_length_mean_the_same() -> None:
+    assert MTPDecodingConfig().draft_len == 1
+    assert MTPDecodingConfig(max_draft_len=3).draft_len == MTPDecodingConfig(num_nextn_predict_layers=3).draft_len == 3
+    assert MTPDecodingConfig(max_draft_len=3, num_nextn_predict_layers=3).draft_len == 3
+    assert NGramDecodingConfig(max_draft_len=5).draft_len == 5
+
+
+def test_step_tokens_follow_from_the_draft_length() -> None:
+    replay = resolve_replay(ReplayConfig(window=8, max_step_tokens=2), KvCacheConfig(), 5, "float32")
+    assert (replay.window, replay.max_step_tokens) == (8, 6)
+    assert resolve_replay(None, KvCacheConfig(), 0, "float32") == ReplayConfig()
+
+
+def test_a05_more_step_tokens_than_the_window_are_refused_with_the_inequality() -> None:
+    with pytest.raises(ConfigError, match=r"T_max <= L.*T_max = 5 > L = 4"):
+        resolve_replay(ReplayConfig(window=4), KvCacheConfig(), 4, "float32")
+
+
+@pytest.mark.parametrize(
+    "asked, checkpoint, expected",
+    [
+        ("auto", "float32", StateFormat.FLOAT32),
+        ("auto", "float16", StateFormat.FLOAT16),
+        ("auto", "bfloat16", StateFormat.FLOAT32),
+        ("float32", "float16", StateFormat.FLOAT32),
+        ("fp8", "float32", StateFormat.FP8),
+    ],
+)
+def test_d01_the_state_format_is_the_one_asked_for_and_the_choice_is_logged(
+    asked: str, checkpoint: str, expected: StateFormat, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        replay = resolve_replay(None, KvCacheConfig(mamba_ssm_cache_dtype=asked), 0, checkpoint)
+    assert replay.recurrence is expected and replay.recurrence_rounding is Rounding.STOCHASTIC
+    assert ("recurrent state" in caplog.text) == (asked == "auto")
+
+
+def test_rounding_of_the_state_is_a_setting() -> None:
+    cache = KvCacheConfig(mamba_ssm_cache_dtype="float16", mamba_ssm_stochastic_rounding=False)
+    assert resolve_replay(None, cache, 0, "float32").recurrence_rounding is Rounding.NEAREST
+
+
+def test_two_sources_of_the_state_format_are_refused() -> None:
+    with pytest.raises(ConfigError, match="mamba_ssm_cache_dtype"):
+        resolve_replay(ReplayConfig(), KvCacheConfig(mamba_ssm_cache_dtype="float16"), 0, "float32")
+
+
+def test_b18_more_slots_than_the_positions_hold_are_refused_with_both_numbers() -> None:
+    require_slots(4, 100, None)
+    require_slots(4, 100, 400)
+    with pytest.raises(ConfigError, match=r"max_batch_size: expected at most 3 slots .*max_tokens=399.*, got 4"):
+        require_slots(4, 100, 399)
+
+
+def test_b18_more_slots_than_memory_holds_are_refused_with_both_numbers() -> None:
+    require_memory(9, 100, 1000, 0.9)
+    with pytest.raises(ConfigError, match=r"max_batch_size: expected at most 9 slots .*, got 10"):
+        require_memory(10, 100, 1000, 0.9)
+
+
+def test_free_host_memory_is_a_plausible_number() -> None:
+    free = free_host_bytes()
+    assert free is None or 1 << 20 < free < 1 << 50
+
+
+def test_the_drafter_is_the_one_asked_for() -> None:
+    session = FakeSession(hash_model(24))
+    assert make_drafter(None, session) is None
+    assert isinstance(make_drafter(NGramDecodingConfig(max_draft_len=2), session), NGramDrafter)
+    drafter = make_drafter(MTPDecodingConfig(max_draft_len=2), session)
+    assert isinstance(drafter, MtpDrafter) and drafter.max_draft_len == 2
+
+
+def test_the_default_budget_holds_every_row_with_its_drafts() -> None:
+    assert ReplicaOptions().engine_config().max_num_tokens == 2048
+    wide = ReplicaOptions(max_batch_size=512, speculative=MTPDecodingConfig(max_draft_len=7))
+    assert wide.engine_config().max_num_tokens == 512 * 8
+
+
+def test_a_drafter_longer_than_the_pool_allows_is_refused() -> None:
+    session = FakeSession(hash_model(24), geometry=geometry(), replay=ReplayConfig(window=8, max_step_tokens=3))
+    with pytest.raises(ConfigError, match=r"1 \+ draft length <= max_step_tokens = 3, got 1 \+ 3 = 4"):
+        Engine(session, NGramDrafter(3, 2), None, EngineConfig(max_batch_size=1, max_num_tokens=8))
