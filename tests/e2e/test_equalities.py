@@ -62,23 +62,19 @@ def test_sampled_speculation_with_one_hot_drafts_equals_sampled_plain(model: Pat
     assert stats["drafted_tokens"] > 0
 
 
-@MODELS
-def test_two_precisions_speculative_equals_plain_state_for_state(model: Path) -> None:
-    """With stochastic rounding too: what a flush rounds depends on the tokens absorbed, not on slots or steps.
+def _agreement(ours: list[int], theirs: list[int]) -> int:
+    """Tokens before the first difference."""
+    return next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=True)) if a != b), len(ours))
 
-    Flushes come at other positions when drafts are committed in bursts, so texts may part; they must agree for a while.
-    """
+
+@MODELS
+def test_two_precisions_are_reproducible_and_follow_the_float32_text(model: Path) -> None:
+    """Stochastic rounding is keyed by the request: two runs are equal. NVFP4 reads are noisy: texts part, but late."""
     config = ReplayConfig(recurrence=StateFormat.FLOAT16, read=StateFormat.NVFP4)
-    low = run(model, GREEDY, replay_config=config)[0]
-    again = run(model, GREEDY, replay_config=config)[0]
-    assert [o.outputs[0].token_ids for o in low] == [o.outputs[0].token_ids for o in again]
-    agreed = [
-        next(
-            (i for i, (a, b) in enumerate(zip(x.outputs[0].token_ids, y.outputs[0].token_ids, strict=True)) if a != b),
-            40,
-        )
-        for x, y in zip(low, plain(model), strict=True)
-    ]
+    low, again = (run(model, GREEDY, replay_config=config)[0] for _ in range(2))
+    ids = [output.outputs[0].token_ids for output in low]
+    assert ids == [output.outputs[0].token_ids for output in again]
+    agreed = [_agreement(ours, theirs.outputs[0].token_ids) for ours, theirs in zip(ids, plain(model), strict=True)]
     assert sum(agreed) / len(agreed) > 8, f"tokens in agreement with a float32 state: {agreed}"
 
 
