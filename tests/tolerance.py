@@ -10,3 +10,11 @@ FLOAT32_STEP = 2.0**-23
 
 # Accepts a float16 result that is the nearest of its exact value; rejects its neighbour.
 FLOAT16_STEP = 2.0**-10
+
+# Largest error of a run of float32 recurrent steps relative to the largest value. Accepts the orders of summation of
+# tens of tokens (3e-7 seen); rejects a record that is missing, doubled, or decayed once too often (1e-3 and more).
+RECURRENCE_NOISE = 2e-6
+
+# The same for GDN replay, whose corrections are stored in float16. Accepts half a float16 step per correction;
+# rejects a correction from a state one token old (1e-2 and more).
+CORRECTION_NOISE = 2.0**-10

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from trtllm_replayssm.ops.layer_state import CursorTensors, StepRows
+from trtllm_replayssm.ops.reference.elementwise import silu
 
 
 def conv1d_update(
@@ -37,7 +37,7 @@ def conv1d_update(
     mixed = sum(sequence[:, :, j : j + x.shape[1]] * weight[:, 0, j, None] for j in range(taps + 1))
     assert isinstance(mixed, Tensor)
     mixed = mixed if bias is None else mixed + bias[:, None]
-    answer = functional.silu(mixed).transpose(1, 2)
+    answer = silu(mixed).transpose(1, 2)
     out[active] = torch.where(inside[..., None], answer, torch.zeros((), device=x.device))
     # only the newest R tokens of a long chunk have a row of their own
     kept = inside & (tokens >= count[:, None] - ring_rows)

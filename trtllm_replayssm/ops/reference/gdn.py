@@ -9,6 +9,7 @@ from torch import Tensor
 
 from trtllm_replayssm.dtypes import FP16_MAX
 from trtllm_replayssm.ops.layer_state import ConventionalLayerState, CursorTensors, ReplayLayerState, StepRows
+from trtllm_replayssm.ops.reference.elementwise import sigmoid, softplus
 from trtllm_replayssm.ops.reference.flush import as_rows, load_for_step, store_checkpoints
 from trtllm_replayssm.ops.reference.rows import check_width
 from trtllm_replayssm.ops.reference.window import Window, empty_window, load_ring, ring_index, scatter_rows
@@ -17,8 +18,8 @@ from trtllm_replayssm.spec.ssm import L2_EPS
 
 def gates(a: Tensor, b: Tensor, a_log: Tensor, dt_bias: Tensor) -> tuple[Tensor, Tensor]:
     """(log-decay g, beta), [..., H] float32: g = -exp(A_log) softplus(a + dt_bias), beta = sigmoid(b)."""
-    g = -a_log.exp() * torch.nn.functional.softplus(a.float() + dt_bias)
-    return g, b.float().sigmoid()
+    g = -a_log.exp() * softplus(a.float() + dt_bias)
+    return g, sigmoid(b.float())
 
 
 def key_factor(k: Tensor) -> Tensor:
@@ -139,7 +140,7 @@ def _flushed_window(
 
 
 def _correction(window: Window, source: Tensor, rows: Tensor, keys: Tensor, v: Tensor, beta: Tensor) -> Tensor:
-    """u = beta (v - alpha S k) [A', H, P] float32 of one token per row, whose key and decay `window` has (paper, Eq. 9)."""
+    """u = beta (v - alpha S k) [A', H, P] float32 of a token per row, whose key and decay are entered (paper, Eq. 9)."""
     recalled = window.read_out(source, scatter_rows(keys, rows, source.shape[0]))[rows]
     return beta[..., None] * (v - recalled)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from trtllm_replayssm.ops.layer_state import ConventionalLayerState, CursorTensors, ReplayLayerState, StepRows
+from trtllm_replayssm.ops.reference.elementwise import softplus
 from trtllm_replayssm.ops.reference.flush import as_rows, load_for_step, store_checkpoints
 from trtllm_replayssm.ops.reference.rows import check_width
 from trtllm_replayssm.ops.reference.window import Window, empty_window, load_ring, ring_index, scatter_rows
@@ -14,7 +14,7 @@ from trtllm_replayssm.ops.reference.window import Window, empty_window, load_rin
 
 def discretise(dt: Tensor, dt_bias: Tensor) -> Tensor:
     """softplus(dt + dt_bias) in float32, [..., H]; time_step_limit is [0, inf], so nothing is clamped."""
-    return functional.softplus(dt.float() + dt_bias)
+    return softplus(dt.float() + dt_bias)
 
 
 def mamba2_update(

@@ -2,8 +2,8 @@
 
 Every sum runs over the same fixed width C whatever the split of the tokens into calls, one token at a time, as products
 and a reduction and never as a matrix product (whose order of summation may change with the number of rows), so that a
-token's stored correction has the same bits in any split and any batch. Decay weights are exponentials of sums taken from the
-newest record back; records outside the committed range are masked when they are loaded.
+token's stored correction has the same bits in any split and any batch. Decay weights are exponentials of sums taken
+from the newest record back; records outside the committed range are masked when they are loaded.
 """
 
 from __future__ import annotations
