@@ -1,7 +1,8 @@
 """Arrays -> NVFP4 and FP8 bytes in the layout of NVIDIA ModelOpt: pure functions over numpy arrays.
 
 Scales by maximum calibration: scale_2 = amax / (6 * 448), block scale = E4M3(block amax / (6 * scale_2)). Given the
-scales, every element becomes the nearest representable value, ties to the even code.
+scales, every element becomes the nearest representable value, ties to the even code. NVFP4 decides on the float32
+quotient, as ModelOpt does, so that the bytes are the same; the exact quotient would differ only within 2^-23 of a tie.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from trtllm_replayssm.errors import ContractError
 _E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
 _E4M3_MAGNITUDES = np.arange(0x7F, dtype=np.uint8).view(_E4M3).astype(np.float64)  # by code, without the sign
 _E4M3_MIN = np.float32(2.0**-9)  # smallest positive E4M3 value
-_SCALE_MIN = np.float32(2.0**-126)  # smallest normal float32: below it a scale loses its precision
+_SCALE_MIN = np.float32(2.0**-117)  # times the smallest block scale it is the smallest normal float32
 _CHUNK_ELEMS = 1 << 20  # elements encoded at a time, which bounds the float64 temporaries
 
 
@@ -53,7 +54,7 @@ def encode_nvfp4(values: NDArray[Any], scale_2: np.float32) -> tuple[NDArray[np.
         here = slice(row, row + len(part))
         blocks = part.astype(np.float32).reshape(len(part), -1, FP4_BLOCK)
         scales[here] = _block_scales(blocks, scale_2)
-        codes = _nearest_codes(blocks, scales[here].astype(np.float64) * np.float64(scale_2))
+        codes = _nearest_codes(blocks / (scales[here].astype(np.float32) * scale_2)[..., None])
         packed[here] = (codes[..., 0::2] | codes[..., 1::2] << 4).reshape(len(part), -1)
         row += len(part)
     return packed, scales
@@ -65,7 +66,7 @@ def fp8_scale(amax: np.float32) -> np.float32:
 
 
 def encode_fp8(values: NDArray[Any], scale: np.float32) -> NDArray[Any]:
-    """values: [N, K] floating -> [N, K] E4M3, saturated; the nearest value, found as in `_nearest_codes`."""
+    """values: [N, K] floating -> [N, K] E4M3, saturated; the nearest value: halfway points are exact in float64."""
     halfway = (_E4M3_MAGNITUDES[:-1] + _E4M3_MAGNITUDES[1:]) / 2 * np.float64(scale)
     out = np.empty(values.shape, dtype=_E4M3)
     row = 0
@@ -100,13 +101,12 @@ def _block_scales(blocks: NDArray[np.float32], scale_2: np.float32) -> NDArray[A
     return scales
 
 
-def _nearest_codes(blocks: NDArray[np.float32], scale: NDArray[np.float64]) -> NDArray[np.uint8]:
-    """The E2M1 code nearest to blocks / scale. Halfway points times scale are exact in float64: nothing is divided."""
-    magnitude = np.abs(blocks).astype(np.float64)
-    codes = np.zeros(blocks.shape, dtype=np.uint8)
+def _nearest_codes(quotients: NDArray[np.float32]) -> NDArray[np.uint8]:
+    """The E2M1 code nearest to each quotient, a tie to the even code; what rounds to 0 keeps its sign."""
+    magnitude = np.abs(quotients)
+    codes = np.zeros(quotients.shape, dtype=np.uint8)
     for lower in range(len(E2M1_VALUES) - 1):
-        halfway = (E2M1_VALUES[lower] + E2M1_VALUES[lower + 1]) / 2 * scale[..., None]
-        above = magnitude >= halfway if lower % 2 else magnitude > halfway  # a tie goes to the even code
-        codes += above
-    codes |= (blocks < 0).astype(np.uint8) << 3
+        halfway = np.float32((E2M1_VALUES[lower] + E2M1_VALUES[lower + 1]) / 2)
+        codes += magnitude >= halfway if lower % 2 else magnitude > halfway
+    codes |= (quotients < 0).astype(np.uint8) << 3
     return codes

@@ -101,10 +101,11 @@ def encode_by_search(values: NDArray[np.float64]) -> tuple[NDArray[np.uint8], ND
             amax = np.float32(np.abs(part).max())
             wanted = amax / np.float32(np.float32(6) * scale_2)
             scales[row, block] = E4M3(1.0) if amax == 0 else E4M3(min(max(wanted, np.float32(2**-9)), np.float32(448)))
-            step = float(scales[row, block]) * float(scale_2)
+            step = np.float32(scales[row, block]) * scale_2
             for i, value in enumerate(part):
-                codes = range(8, 16) if value < 0 else range(8)
-                code = min(codes, key=lambda c: (abs(CODES[c] * step - value), c % 2))
+                quotient = float(np.float32(value) / step)
+                codes = range(8, 16) if quotient < 0 else range(8)
+                code = min(codes, key=lambda c: (abs(CODES[c] - quotient), c % 2))
                 packed[row, 8 * block + i // 2] |= code << (4 * (i % 2))
     return packed, scales, scale_2
 
