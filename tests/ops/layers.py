@@ -52,8 +52,8 @@ class Tokens:
     def without(self, slots: Sequence[int], counts: Sequence[int]) -> Tokens:
         """NaN in everything a step must not read: padding rows and tokens beyond a row's count."""
         width = self.k.shape[1]
-        live = torch.tensor(counts)[:, None] > torch.arange(width)
-        live &= torch.tensor(slots)[:, None] >= 0
+        live = torch.as_tensor(counts)[:, None] > torch.arange(width)
+        live &= torch.as_tensor(slots)[:, None] >= 0
         return self.map(lambda t: t.masked_fill(~live.reshape(*live.shape, *[1] * (t.ndim - 2)), NAN))
 
     @property
@@ -104,7 +104,7 @@ class Layer:
 
     def rows(self, slots: Sequence[int], counts: Sequence[int], width: int) -> StepRows:
         total = len(self.cursors.h)
-        return step_rows("test", torch.tensor(slots), torch.tensor(counts), total, width)
+        return step_rows("test", torch.as_tensor(slots), torch.as_tensor(counts), total, width)
 
     def update(self, tokens: Tokens, slots: Sequence[int], counts: Sequence[int]) -> Tensor:
         """Outputs [B, T, H, P] of a step that still has to be committed."""
@@ -125,7 +125,7 @@ class Layer:
 
     def commit(self, slots: Sequence[int], counts: Sequence[int], accepted: Sequence[int], width: int) -> None:
         move = commit.commit if self.conventional is None else commit.commit_conventional
-        move(self.config, self.cursors, self.rows(slots, counts, width), torch.tensor(accepted))
+        move(self.config, self.cursors, self.rows(slots, counts, width), torch.as_tensor(accepted))
 
     def step(
         self, tokens: Tokens, slots: Sequence[int] = (0,), counts: Sequence[int] | None = None,

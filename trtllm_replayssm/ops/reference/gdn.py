@@ -140,7 +140,7 @@ def _flushed_window(
 
 
 def _correction(window: Window, source: Tensor, rows: Tensor, keys: Tensor, v: Tensor, beta: Tensor) -> Tensor:
-    """u = beta (v - alpha S k) [A', H, P] float32 of a token per row, whose key and decay are entered (paper, Eq. 9)."""
+    """u = beta (v - alpha S k) [A', H, P] float32 of a token per row, whose key and decay are entered (Eq. 9)."""
     recalled = window.read_out(source, scatter_rows(keys, rows, source.shape[0]))[rows]
     return beta[..., None] * (v - recalled)
 
