@@ -15,7 +15,7 @@ from trtllm_replayssm.runtime.scheduler.request import Choice, Request, RequestS
 from trtllm_replayssm.runtime.scheduler.scheduler import Scheduler, SchedulerConfig
 from trtllm_replayssm.runtime.session.base import Session, SlotSnapshot
 from trtllm_replayssm.runtime.speculative.drafter import Drafter
-from trtllm_replayssm.runtime.stats import EngineStats
+from trtllm_replayssm.runtime.stats import EngineLoad, EngineStats
 from trtllm_replayssm.runtime.step import StepRunner
 from trtllm_replayssm.runtime.text.tokenizer import Tokenizer
 from trtllm_replayssm.runtime.traffic_meter import TrafficMeter
@@ -94,6 +94,19 @@ class Engine:
         """Choices that wait for a slot."""
         return self._scheduler.num_waiting
 
+    def load(self) -> EngineLoad:
+        """Slots, queue and positions now. May be called from any thread; then it may be a step behind."""
+        pool, resident = self.session.pool, self._scheduler.resident
+        return EngineLoad(
+            running=len(resident),
+            waiting=self.num_waiting,
+            max_batch_size=self.config.max_batch_size,
+            slots=pool.slots,
+            free_slots=self.session.free_slots,
+            positions=sum(choice.prefilled + len(choice.output.token_ids) for choice in resident),
+            positions_max=pool.slots * pool.max_seq_len,
+        )
+
     def make_request(self, prompt: str | Sequence[int], params: SamplingParams) -> Request:
         """A checked request that is not queued yet. Raises RequestError. May be called from any thread."""
         with self._numbering:
@@ -157,6 +170,7 @@ class Engine:
                 return
             self._snapshots.pop(choice, None)
             self._scheduler.place(choice, slot)
+            choice.request.times.admit()
 
     def check_integrity(self) -> None:
         """Raise InvariantError when the scheduler's or the session's bookkeeping is inconsistent."""

@@ -27,6 +27,7 @@ from trtllm_replayssm.runtime.outputs import CompletionOutput, RequestOutput
 from trtllm_replayssm.runtime.progress import progress_bar
 from trtllm_replayssm.runtime.replica import ReplicaOptions, build_engine
 from trtllm_replayssm.runtime.sampling.params import SamplingParams
+from trtllm_replayssm.runtime.stats import EngineLoad
 from trtllm_replayssm.runtime.text.tokenizer import Tokenizer
 from trtllm_replayssm.shapes import ModelGeometry
 
@@ -117,6 +118,15 @@ class LLM:
     def stats(self) -> dict[str, object]:
         """Counters of the engine, see `EngineStats`."""
         return self._engine.stats.as_dict()
+
+    def load(self) -> EngineLoad:
+        """What the engine holds now, see `EngineLoad`."""
+        return self._engine.load()
+
+    @property
+    def failure(self) -> BaseException | None:
+        """What stopped the engine, None while it runs."""
+        return self._loop.failure
 
     @overload
     def generate(

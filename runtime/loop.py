@@ -26,6 +26,11 @@ class EngineLoop:
         self._thread = threading.Thread(target=self._run, name="replayssm-engine", daemon=True)
         self._thread.start()
 
+    @property
+    def failure(self) -> BaseException | None:
+        """What stopped the engine, None while it runs."""
+        return self._failure
+
     def prepare(self, prompt: str | Sequence[int], params: SamplingParams) -> Request:
         """A checked request that has not started. Raises RequestError."""
         return self._engine.make_request(prompt, params)

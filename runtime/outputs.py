@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from trtllm_replayssm.runtime.sampling.logprobs import TokenLogprobs
 from trtllm_replayssm.runtime.scheduler.request import Choice, Request
+from trtllm_replayssm.runtime.scheduler.times import RequestTimes
 
 
 @dataclass(slots=True, kw_only=True)
@@ -53,13 +54,17 @@ class CompletionOutput:
 
 @dataclass(slots=True, kw_only=True)
 class RequestOutput:
-    """A request's choices so far. prompt: the text, None when token ids were given. finished: all choices ended."""
+    """A request's choices so far. prompt: the text, None when token ids were given. finished: all choices ended.
+
+    times: when it arrived, started and ended.
+    """
 
     request_id: int
     prompt: str | None
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
     finished: bool
+    times: RequestTimes
 
     def after(self, previous: RequestOutput | None) -> RequestOutput:
         """This output with diffs that count from `previous`, an earlier output of the same request."""
@@ -80,6 +85,7 @@ def request_output(request: Request) -> RequestOutput:
         prompt_token_ids=list(request.prompt_ids),
         outputs=[_completion(choice) for choice in request.choices],
         finished=request.finished,
+        times=replace(request.times),
     )
 
 

@@ -10,6 +10,23 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineLoad:
+    """What an engine holds at one moment.
+
+    running: choices that hold a slot, at most max_batch_size; waiting: choices without one. positions: committed
+    prompt and output tokens of the running ones, at most positions_max over all slots.
+    """
+
+    running: int
+    waiting: int
+    max_batch_size: int
+    slots: int
+    free_slots: int
+    positions: int
+    positions_max: int
+
+
 @dataclass(slots=True)
 class EngineStats:
     """Counters since the engine was made.

@@ -144,6 +144,7 @@ class StepRunner:
         )
         emitted = verify(logits, choice.draft, context, choice.output.push)
         self._stats.output_tokens += emitted
+        choice.request.times.emit()
         return emitted
 
     def _draft(self, progress: Sequence[Progress]) -> None:

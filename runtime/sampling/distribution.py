@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from trtllm_replayssm.runtime.sampling.mask import LogitsMask
 from trtllm_replayssm.runtime.sampling.params import SamplingParams
 
 Scores = NDArray[np.float64]
@@ -18,9 +19,13 @@ Logits = NDArray[np.float32]
 
 
 class TokenHistory:
-    """The tokens that penalties count: which ids the prompt holds and how often the output holds each."""
+    """The tokens that penalties count: which ids the prompt holds and how often the output holds each.
 
-    def __init__(self, prompt_ids: Sequence[int]) -> None:
+    A mask of the choice's own travels along, because it follows the same emitted tokens and forks with them.
+    """
+
+    def __init__(self, prompt_ids: Sequence[int], mask: LogitsMask | None = None) -> None:
+        self.mask = mask
         self._prompt = frozenset(prompt_ids)
         self._counts: dict[int, int] = {}
         self.num_output = 0
@@ -29,10 +34,12 @@ class TokenHistory:
         """Count one more output token."""
         self._counts[token] = self._counts.get(token, 0) + 1
         self.num_output += 1
+        if self.mask is not None:
+            self.mask.accept(token)
 
     def fork(self) -> TokenHistory:
         """A copy that counts on its own."""
-        copy = TokenHistory(())
+        copy = TokenHistory((), None if self.mask is None else self.mask.fork())
         copy._prompt = self._prompt
         copy._counts = dict(self._counts)
         copy.num_output = self.num_output
@@ -58,16 +65,23 @@ def penalised(
     drafted: Sequence[int],
     stop_ids: frozenset[int],
 ) -> Scores:
-    """Logits [V] float32 -> scores [V] float64 after bias, penalties and the minimum length.
+    """Logits [V] float32 -> scores [V] float64 after bias, penalties, the history's mask and the minimum length.
 
     drafted: draft tokens before this position, counted as output. stop_ids: end and stop tokens, masked while the
-    output (drafts included) is shorter than params.min_tokens.
+    output (drafts included) is shorter than params.min_tokens, unless the mask allows nothing else.
     """
     scores = logits.astype(np.float64)
     if params.penalises:
         _penalise(scores, params, history, drafted)
+    if history.mask is not None:
+        allowed = history.mask.allowed(drafted)
+        if allowed is not None:
+            scores[~allowed] = -np.inf
     if history.num_output + len(drafted) < (params.min_tokens or 0):
-        scores[list(stop_ids)] = -np.inf
+        longer: Scores = scores.copy()
+        longer[list(stop_ids)] = -np.inf
+        if np.isfinite(longer).any():
+            return longer
     return scores
 
 
@@ -94,7 +108,8 @@ def _penalise(scores: Scores, params: SamplingParams, history: TokenHistory, dra
 def probabilities(scores: Scores, params: SamplingParams) -> Scores:
     """Scores [V] float64 -> probabilities [V] float64 that sum to 1, after temperature and filters."""
     temperature = 1.0 if params.temperature is None else params.temperature
-    weights = np.exp((scores - scores.max()) / temperature)
+    with np.errstate(over="ignore"):  # a tiny temperature: -inf, weight 0, is what is meant
+        weights = np.exp((scores - scores.max()) / temperature)
     if params.top_k and params.top_k < weights.size:
         weights = _keep(weights, _best(weights, params.top_k))
     if params.top_p is not None and params.top_p < 1:

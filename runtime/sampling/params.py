@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from trtllm_replayssm.errors import RequestError
+from trtllm_replayssm.runtime.sampling.mask import LogitsMask
 
 MAX_SEED = 1 << 64
 MAX_CHOICES = 128
@@ -33,6 +34,7 @@ class SamplingParams:
     logit_bias: additive, by token id. logprobs: None off, 0 the drawn token, k also the k best.
     pad_id: accepted for compatibility; rows are padded without a token. truncate_prompt_tokens: keep the last k.
     detokenize: False leaves the text empty. add_special_tokens: as the tokenizer's, for text prompts.
+    logits_mask: tokens that may be drawn, at its state before any output; each choice follows a fork of its own.
     """
 
     max_tokens: int | None = 32
@@ -58,6 +60,7 @@ class SamplingParams:
     add_special_tokens: bool = True
     detokenize: bool = True
     truncate_prompt_tokens: int | None = None
+    logits_mask: LogitsMask | None = None
 
     def __post_init__(self) -> None:
         _integer(self, "n", 1, MAX_CHOICES)

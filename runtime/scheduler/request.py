@@ -9,6 +9,7 @@ from enum import Enum
 from trtllm_replayssm.runtime.sampling.distribution import TokenHistory
 from trtllm_replayssm.runtime.sampling.params import SamplingParams
 from trtllm_replayssm.runtime.scheduler.output import EndRules, FinishReason, OutputBuffer
+from trtllm_replayssm.runtime.scheduler.times import RequestTimes
 from trtllm_replayssm.runtime.speculative.drafter import NO_DRAFT, Draft
 from trtllm_replayssm.runtime.text.tokenizer import Tokenizer
 from trtllm_replayssm.spec.philox import choice_seed
@@ -52,6 +53,7 @@ class Request:
         self.prompt_ids = tuple(prompt_ids)
         self.params = params
         self.rules = rules
+        self.times = RequestTimes()
         self.stop_ids = rules.stop_ids | rules.end_ids
         self.choices = [
             Choice(self, i, choice_seed(seed, i), OutputBuffer(params, rules, tokenizer)) for i in range(params.n)
@@ -71,7 +73,8 @@ class Choice:
         self.index = index
         self.seed = seed
         self.output = output
-        self.history = TokenHistory(request.prompt_ids)
+        mask = request.params.logits_mask
+        self.history = TokenHistory(request.prompt_ids, None if mask is None else mask.fork())
         self.state = RequestState.WAITING
         self.slot: int | None = None
         self.prefilled = 0  # prompt tokens that the slot has absorbed

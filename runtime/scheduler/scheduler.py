@@ -148,6 +148,8 @@ class Scheduler:
                 queue.remove(choice)
         choice.slot = None
         choice.state = RequestState.FINISHED
+        if choice.request.finished:
+            choice.request.times.finish()
 
     def check_integrity(self) -> None:
         """Raise InvariantError when two residents share a slot, or a choice is in a queue its state denies."""
