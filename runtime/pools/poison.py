@@ -1,4 +1,6 @@
-"""Debug aid: fill every element that nobody may read with NaN, so that a wrong read shows."""
+"""Debug aid: fill every element that nobody may read with NaN (registers: the smallest integer), so that a wrong read
+shows.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from trtllm_replayssm.runtime.pools.state_pools import StatePools
 
 
 def poison_dead_memory(pools: StatePools) -> None:
-    """Poison free slots, ring records outside the committed range, dead convolution rows and KV beyond the position."""
+    """Poison free slots and their registers, and of used ones ring records outside the committed range, dead
+    convolution rows, snapshots that are not current and KV beyond the position.
+    """
     used = pools.slots.used
     for slot in range(pools.pool.slots):
         if slot in used:
@@ -28,6 +32,8 @@ def _poison_free(pools: StatePools, slot: int) -> None:
     for kv in pools.kv.values():
         for tensor in kv.tensors():
             _fill_nan(tensor, slot)
+    for register in pools.cursors.tensors():
+        register[slot] = torch.iinfo(register.dtype).min
 
 
 def _poison_used(pools: StatePools, slot: int) -> None:

@@ -63,6 +63,8 @@ class StatePools:
 
     def acquire(self, seed: int) -> int:
         """A free slot with every register reset and zero states. Raises CapacityError when full."""
+        if not 0 <= seed < 1 << 64:
+            raise ContractError("acquire", "seed", expected="0..2^64 - 1", got=seed)
         slot = self.slots.allocate()
         self._clear(slot)
         # the key is the same 64 bits; torch has no unsigned type
@@ -96,6 +98,11 @@ class StatePools:
             raise ContractError(
                 "restore", "snapshot", expected=f"a pool like {snapshot.signature}", got=self._signature(),
                 hint="Restore into a pool of the same model, window and formats",
+            )  # fmt: skip
+        if snapshot.position > self.pool.max_seq_len:
+            raise ContractError(
+                "restore", "snapshot", expected=f"at most max_seq_len = {self.pool.max_seq_len} tokens",
+                got=snapshot.position,
             )  # fmt: skip
         slot = self.acquire(0)
         for register in self.cursors.tensors():
@@ -192,5 +199,6 @@ class StatePools:
         return rows
 
     def _signature(self) -> str:
-        sizes = [self.geometry.name, f"{self.replay}", self.pool.activation.value, f"conventional={self.conventional}"]
-        return ", ".join(sizes)
+        shapes = hashlib.sha256(repr(self.geometry).encode()).hexdigest()[:12]
+        model = f"{self.geometry.name} (shapes {shapes})"
+        return f"{model}, {self.replay}, {self.pool.activation.value}, conventional={self.conventional}"
