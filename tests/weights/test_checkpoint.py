@@ -208,7 +208,7 @@ def test_an_absent_mtp_head_is_noted_and_a_partial_one_is_an_error(tmp_path: Pat
         assert not any(name.startswith("mtp.") for name in checkpoint.names())
         check_values(checkpoint, main)
     one = next(name for name in tensors if name.startswith("mtp."))
-    with pytest.raises(CheckpointError, match=r"mtp\."):
+    with pytest.raises(CheckpointError, match=r"mtp\..*no such tensor"):
         Checkpoint.open(write(tmp_path, CONFIGS[kind], {**main, one: tensors[one]}))
 
 
@@ -238,9 +238,13 @@ def test_kv_scales_are_served_by_absolute_layer(tmp_path: Path) -> None:
     tensors[prefix + "k_proj.k_scale"] = np.asarray(0.5, np.float32)
     tensors[prefix + "v_proj.v_scale"] = np.asarray([2.0], np.float32)
     with Checkpoint.open(write(tmp_path, MTP, tensors)) as checkpoint:
+        assert checkpoint.kv_scales(4) == (1.0, 1.0)  # none stored
+    tensors["mtp.layers.0.mixer.k_proj.k_scale"] = np.asarray(3.0, np.float32)
+    tensors["mtp.layers.0.mixer.v_proj.v_scale"] = np.asarray(4.0, np.float32)
+    with Checkpoint.open(write(tmp_path, MTP, tensors)) as checkpoint:
         assert checkpoint.kv_scales(2) == (0.5, 2.0)
-        assert checkpoint.geometry.kv_layers == (2, 4) and checkpoint.kv_scales(4) == (1.0, 1.0)
-        assert len(checkpoint.unused()) == 2
+        assert checkpoint.geometry.kv_layers == (2, 4) and checkpoint.kv_scales(4) == (3.0, 4.0)
+        assert len(checkpoint.unused()) == 4
         with pytest.raises(ContractError, match="layer"):
             checkpoint.kv_scales(0)
     del tensors[prefix + "v_proj.v_scale"]

@@ -126,6 +126,14 @@ def test_eos_ids_of_both_files_are_merged(tmp_path: Path, own: Any, generation: 
     assert geometry.eos_ids == expected and geometry.name == tmp_path.name
 
 
+def test_the_name_is_the_directorys_even_when_files_are_links(tmp_path: Path) -> None:
+    (tmp_path / "blobs").mkdir()
+    (tmp_path / "blobs" / "0123").write_text(json.dumps(NEMOTRON))
+    (tmp_path / "some-model").mkdir()
+    (tmp_path / "some-model" / "config.json").symlink_to(tmp_path / "blobs" / "0123")
+    assert parse_config(tmp_path / "some-model").name == "some-model"
+
+
 def test_mtp_keys() -> None:
     mtp = {**NEMOTRON, "num_nextn_predict_layers": 1, "mtp_hybrid_override_pattern": "*E"}
     assert parse_config(mtp).mtp_pattern == (A, E)
@@ -133,6 +141,17 @@ def test_mtp_keys() -> None:
     assert parse_config(listed).mtp_pattern == (A, E)
     assert parse_config({**mtp, "num_nextn_predict_layers": 0}).mtp_pattern == ()
     assert parse_config(without(QWEN, "mtp_num_hidden_layers")).mtp_pattern == ()
+
+
+def test_the_mlp_width_is_needed_exactly_where_an_mlp_is() -> None:
+    no_mlp = {**without(NEMOTRON, "intermediate_size", "num_hidden_layers"), "hybrid_override_pattern": "M*E"}
+    assert (
+        parse_config({**no_mlp, "intermediate_size": 64}).mlp_intermediate == parse_config(no_mlp).mlp_intermediate == 0
+    )
+    only_in_head = {**no_mlp, "num_nextn_predict_layers": 1, "mtp_hybrid_override_pattern": "*-"}
+    assert parse_config({**only_in_head, "intermediate_size": 64}).mlp_intermediate == 64
+    with pytest.raises(ConfigError, match="intermediate_size"):
+        parse_config(only_in_head)
 
 
 def test_d01_state_dtype_is_float32_unless_the_config_names_one(caplog: pytest.LogCaptureFixture) -> None:

@@ -181,6 +181,7 @@ def test_f06_unknown_algorithms_are_refused() -> None:
         ({"quant_method": "modelopt"}, "quant_algo"),
         ({"quant_algo": "NVFP4", "group_size": 32}, "group_size"),
         ({"quant_algo": "NVFP4", "kv_cache_quant_algo": "INT3"}, "kv_cache_quant_algo"),
+        ({"quant_algo": "NVFP4", "kv_cache_scheme": "NVFP4_AFFINE"}, "kv_cache_quant_algo"),
         ({"quant_algo": "NVFP4", "kv_cache_scheme": {"num_bits": 4, "type": "int"}}, "kv_cache_quant_algo"),
         ({"quant_algo": "NVFP4", "ignore": "lm_head"}, "ignore"),
         ({"quant_algo": "MIXED_PRECISION"}, "quantized_layers"),
@@ -318,7 +319,8 @@ def test_quantised_parameters_that_never_are_quantised_are_named(tmp_path: Path)
     for name in ("model.layers.0.mlp.gate.weight", "model.layers.0.linear_attn.conv1d.weight", "model.norm.weight"):
         tensors = random_tensors(QWEN_MOE)
         tensors[name] = tensors[name].astype(E4M3)
-        with pytest.raises(CheckpointError, match=name.replace(".", r"\.")):
+        tensors[name + "_scale"] = np.asarray(1, np.float32)
+        with pytest.raises(CheckpointError, match=name.replace(".", r"\.") + ": expected dtype"):
             Checkpoint.open(write(tmp_path, QWEN_MOE, tensors))
 
 

@@ -42,7 +42,7 @@ def parse_config(source: str | Path | Mapping[str, Any], *, name: str | None = N
         path = Path(source)
         path = path / "config.json" if path.is_dir() else path
         config = load_json(path)
-        name = name or path.resolve().parent.name
+        name = name or path.absolute().parent.name  # not resolved: download caches link files to other folders
         beside = path.with_name("generation_config.json")
         generation = load_json(beside) if beside.exists() else {}
 

@@ -130,7 +130,7 @@ class Nvfp4Matrix:
         rows, blocks = self.packed.shape[0], self.packed.shape[1] * 2 // FP4_BLOCK
         if self.block_scale.shape != (rows, blocks) or self.block_scale.dtype != ml_dtypes.float8_e4m3fn:
             raise _error("block_scale", f"[{rows}, {blocks}] float8_e4m3fn", self.block_scale)
-        if np.float32(self.scale_2) != self.scale_2:
+        if float(np.float32(self.scale_2)) != self.scale_2:
             raise ContractError("Nvfp4Matrix", "scale_2", expected="a float32 value", got=self.scale_2)
 
     @property

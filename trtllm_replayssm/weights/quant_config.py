@@ -21,7 +21,6 @@ _ALGORITHMS = {
     "W4A16_NVFP4": MatrixFormat.NVFP4,
     "W4A8_NVFP4_FP8": MatrixFormat.NVFP4,
     "FP8": MatrixFormat.FP8,
-    "W8A16_FP8": MatrixFormat.FP8,
     "FP8_PER_CHANNEL_PER_TOKEN": MatrixFormat.FP8,
 }
 _KV_ALGORITHMS = ("FP8", "NONE")  # of the key-value cache; its scales are optional
@@ -130,7 +129,9 @@ def _check_group_size(keys: Mapping[str, Any], source: str) -> None:
 def _kv_cache(keys: Mapping[str, Any], source: str) -> str | None:
     value = keys.get("kv_cache_quant_algo")
     scheme = keys.get("kv_cache_scheme")
-    if value is None and isinstance(scheme, Mapping):
+    if value is None and isinstance(scheme, str):
+        value = scheme
+    elif value is None and isinstance(scheme, Mapping):
         value = "FP8" if (scheme.get("num_bits"), scheme.get("type")) == (8, "float") else repr(dict(scheme))
     if value is None or value == "NONE":
         return None
