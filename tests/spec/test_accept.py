@@ -146,6 +146,22 @@ def test_a_draw_never_takes_a_token_of_probability_zero() -> None:
     assert draw(weights, np.nextafter(1.0, 0)) == 3
     for total in np.linspace(1.0, 1.9, 1000):
         assert draw(weights * total, np.nextafter(1.0, 0)) == 3
+    assert draw(np.array([0.0, 5e-324, 0.0]), 0.9) == 1  # u times a subnormal total rounds up to the total
+
+
+def test_every_token_is_drawn_with_the_number_of_its_own_position() -> None:
+    p, seed, position = np.tile(np.arange(1.0, 101.0), (4, 1)), 21, 40
+    own = [draw(p[0], uniform(seed, position + s, Domain.TOKEN)) for s in range(4)]
+    assert len(set(own)) == 4
+    assert accept_one_hot(p, own[:3], seed, position) == Accepted(tuple(own), 3)
+    assert accept_one_hot(p, [own[0], 0, own[2]], seed, position) == Accepted(tuple(own[:2]), 1)
+    # q = p: all drafts are accepted, and the token behind them is the one of plain decoding there
+    assert accept_general(p, p[:3], [5, 6, 7], seed, position) == Accepted((5, 6, 7, own[3]), 3)
+    q = np.zeros((1, 100))
+    q[0, 0] = 1.0  # token 0 is drafted with certainty and nearly always rejected
+    residual = np.maximum(p[0] / p[0].sum() - q[0], 0.0)
+    drawn = draw(residual, uniform(seed, position, Domain.RESIDUAL))
+    assert accept_general(p[:2], q, [0], seed, position) == Accepted((drawn,), 0)
 
 
 def test_a_draft_of_probability_zero_is_rejected_and_one_of_the_same_distribution_accepted() -> None:

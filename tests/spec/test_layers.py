@@ -8,9 +8,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from tests.spec.helpers import small_shape
+from trtllm_replayssm.config import ReplayConfig
 from trtllm_replayssm.graph import Graph
-from trtllm_replayssm.shapes import MoeShape, Router
-from trtllm_replayssm.spec.graph import NumpyGraph
+from trtllm_replayssm.shapes import MoeShape, Router, SsmKind
+from trtllm_replayssm.spec.graph import NumpyGraph, SequenceState
 from trtllm_replayssm.spec.layers import route
 
 SHAPE = MoeShape(
@@ -57,6 +59,38 @@ def test_only_the_groups_whose_two_best_are_highest_may_be_chosen() -> None:
     np.testing.assert_allclose(weights, [[0.8, 0.6]])
     one = replace(shape, topk_group=1)
     assert set(route(np.array([[logit(s) for s in scores[:5]] + [logit(0.7)]]), np.zeros(6), one)[0][0]) == {2, 3}
+
+
+class OneVector:
+    """Weights in which every vector is the same."""
+
+    def __init__(self, values: np.ndarray) -> None:
+        self.values = values.astype(np.float32)
+
+    def vector(self, name: str) -> np.ndarray:
+        return self.values
+
+    def matrix(self, name: str) -> None:
+        raise KeyError(name)
+
+    experts = matrix
+
+
+def test_a_stored_mamba2_record_decays_by_its_own_float32_dt() -> None:
+    shape = small_shape(SsmKind.MAMBA2)
+    vector = np.linspace(-1.0, 1.0, shape.heads)
+    state = SequenceState(replay=ReplayConfig(window=4))
+    rng = np.random.default_rng(0)
+    x, k, q, dt = (rng.normal(size=(1, n)) for n in (shape.inner, shape.key_channels, shape.key_channels, shape.heads))
+    NumpyGraph(OneVector(vector), state).mamba2(
+        x, k, q, dt, layer=0, shape=shape, a_log="A_log", d_skip="D", dt_bias="dt_bias"
+    )
+    record = state.replay_layers[0].ring[0]
+    assert record is not None and record.weight is not None
+    unrounded = np.log1p(np.exp(dt[0] + vector.astype(np.float32)))
+    assert np.array_equal(record.weight, unrounded.astype(np.float32))
+    a = -np.exp(vector.astype(np.float32).astype(np.float64))
+    assert np.array_equal(record.log_decay, record.weight * a)
 
 
 def test_the_interpreter_has_every_operation_of_the_vocabulary_with_its_arguments() -> None:

@@ -93,7 +93,7 @@ def draw(weights: Array, u: float) -> int:
     """
     cumulative = np.cumsum(weights, dtype=np.float64)
     index = int(np.searchsorted(cumulative, u * cumulative[-1], side="right"))
-    if index == len(cumulative):  # u * total rounded up to the total
+    if index == len(cumulative):  # a subnormal total: u * total rounded up to it
         index = int(np.flatnonzero(weights)[-1])
     return index
 
