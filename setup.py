@@ -14,12 +14,15 @@ ROOT = Path(__file__).resolve().parent
 PACKAGE = "trtllm_replayssm"
 ROOMS = ("builders", "runtime")  # root folders that are sub-packages of PACKAGE
 
+SERVE = ["fastapi>=0.115", "prometheus-client>=0.20", "pyyaml>=6", "uvicorn>=0.30"]
 EXTRAS = {
     "test": [
         "hypothesis>=6.100", "mypy>=1.15", "pytest>=8.2", "pytest-timeout>=2.3", "pytest-xdist>=3.6", "ruff>=0.9",
+        *SERVE, "httpx>=0.27", "openai>=1.68", "schemathesis>=4.0",
     ],
     "reference": ["transformers>=5.17,<5.18"],  # tests/tools and the tests of its checkpoints only
-    "serve": ["fastapi>=0.115", "uvicorn>=0.30"],
+    "serve": SERVE,
+    "guided": ["xgrammar>=0.1.20"],  # response_format of the server
     "cuda": ["cuda-python>=12.6"],
     "tensorrt": ["tensorrt>=11.0"],
     "tensorrt-rtx": ["tensorrt-rtx>=1.7"],
@@ -64,7 +67,7 @@ setup(
     ],
     packages=sorted(PACKAGES),
     package_dir=PACKAGES,
-    package_data={PACKAGE: ["py.typed", "presets/*.json"]},
+    package_data={PACKAGE: ["py.typed", "presets/*.json"], f"{PACKAGE}.runtime.server": ["*.html"]},
     python_requires=">=3.10",
     install_requires=[
         "jinja2>=3.1", "ml_dtypes>=0.5", "numpy>=1.26", "rich>=13",

@@ -38,6 +38,11 @@ class RequestHandle:
         return self._output.prompt_token_ids
 
     @property
+    def output(self) -> RequestOutput:
+        """The newest output."""
+        return self._output
+
+    @property
     def outputs(self) -> list[CompletionOutput]:
         """The newest output of each choice."""
         return self._output.outputs

@@ -67,7 +67,7 @@ MAY_IMPORT = {
     "replica": _HOST | {"engine parts", "models", "weights", "pools", "session interface", "session", "engine"},
     "llm": _HOST | {"engine parts", "session interface", "engine", "replica"},
     "server": {"contract", "package", "sampling", "text", "engine parts", "engine", "llm"},
-    "cli": {"contract", "package", "models", "weights", "builders", "sampling"}
+    "cli": {"contract", "package", "models", "weights", "builders", "sampling", "text"}
     | {"engine parts", "engine", "llm", "server"},
 }
 
@@ -94,7 +94,7 @@ MAY_USE = {
     "engine": {"numpy"},
     "replica": {"torch"},  # for the free memory of a device; the session it makes brings torch anyway
     "llm": {"rich"},
-    "server": {"fastapi", "uvicorn", "starlette", "pydantic", "numpy"},
+    "server": {"fastapi", "uvicorn", "starlette", "pydantic", "prometheus_client", "xgrammar", "yaml", "numpy"},
     "cli": {"rich"},
 }
 NO_TORCH = frozenset(room for room, used in MAY_USE.items() if "torch" not in used) - {"server", "cli"}

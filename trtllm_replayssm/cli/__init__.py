@@ -9,9 +9,11 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+import trtllm_replayssm.cli.chat as chat_command
 import trtllm_replayssm.cli.generate as generate_command
 import trtllm_replayssm.cli.inspect as inspect_command
 import trtllm_replayssm.cli.quantize as quantize_command
+import trtllm_replayssm.cli.serve as serve_command
 from trtllm_replayssm._version import __version__
 from trtllm_replayssm.errors import ReplaySSMError
 
@@ -28,7 +30,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for module in (generate_command, quantize_command, inspect_command):
+    for module in (serve_command, chat_command, generate_command, quantize_command, inspect_command):
         module.add_command(commands)
     return parser
 

@@ -1,0 +1,147 @@
+"""/v1/chat/completions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from trtllm_replayssm.errors import RequestError
+from trtllm_replayssm.runtime.llm import CompletionOutput, RequestOutput
+from trtllm_replayssm.runtime.server.completions import has_news, usage_of
+from trtllm_replayssm.runtime.server.logprobs import chat_logprobs
+from trtllm_replayssm.runtime.server.protocol.chat import (
+    ChatChoice,
+    ChatChunk,
+    ChatChunkChoice,
+    ChatCompletion,
+    ChatLogprobs,
+    ChatRequest,
+    Reply,
+)
+from trtllm_replayssm.runtime.server.protocol.common import Usage
+from trtllm_replayssm.runtime.server.run import Run
+from trtllm_replayssm.runtime.server.sampling import refuse_tools, sampling_params
+from trtllm_replayssm.runtime.server.service import Service, new_id
+from trtllm_replayssm.runtime.server.stream import DONE, EventStream, event, unless_gone
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """One accepted request."""
+
+    body: ChatRequest
+    id: str
+    created: int
+
+    def chunk(self, choices: list[ChatChunkChoice], usage: Usage | None = None) -> ChatChunk:
+        """A chunk with these choices."""
+        return ChatChunk(id=self.id, created=self.created, model=self.body.model, choices=choices, usage=usage)
+
+
+class Chat:
+    """The endpoint."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def create(self, body: ChatRequest, request: Request) -> Response:
+        """The next turn of a conversation, whole or streamed."""
+        service = self._service
+        service.check_model(body.model)
+        refuse_tools(body.tools, body.tool_choice)
+        mask = await service.mask(body.response_format)
+        params = sampling_params(
+            body, service.limits, max_tokens=_max_tokens(body), logprobs=_logprobs(body), mask=mask
+        )
+        text = service.render(
+            [message.plain() for message in body.messages],
+            add_generation_prompt=body.add_generation_prompt,
+            extra=body.chat_template_kwargs,
+        )
+        ids = await service.encode(text, add_special_tokens=body.add_special_tokens)
+        run = service.start([ids], params, streaming=body.stream)
+        try:
+            call = _Call(body, new_id("chatcmpl-"), int(time.time()))
+            if body.stream:
+                return EventStream(self._events(call, run), run.close)
+            (output,) = await unless_gone(request.receive, run.results())
+        except BaseException:
+            run.close()
+            raise
+        run.close()
+        return Response(self._whole(call, output).model_dump_json(), media_type="application/json")
+
+    def _whole(self, call: _Call, output: RequestOutput) -> ChatCompletion:
+        choices = [
+            ChatChoice(
+                index=choice.index,
+                message=Reply(role="assistant", content=choice.text),
+                token_ids=None if call.body.detokenize else choice.token_ids,
+                logprobs=self._scores(call.body, choice),
+                finish_reason=choice.finish_reason,
+                stop_reason=choice.stop_reason,
+            )
+            for choice in output.outputs
+        ]
+        return ChatCompletion(
+            id=call.id, created=call.created, model=call.body.model, choices=choices, usage=usage_of([output])
+        )
+
+    async def _events(self, call: _Call, run: Run) -> AsyncGenerator[str, None]:
+        body, ended = call.body, set[int]()
+        usage = body.stream_options is not None and body.stream_options.include_usage
+        leave_out = frozenset() if usage else frozenset({"usage"})
+        latest: RequestOutput | None = None
+        for index in range(body.n):
+            opening = ChatChunkChoice(index=index, delta=Reply(role="assistant", content=""))
+            yield event(call.chunk([opening]), leave_out=leave_out)
+        async for _, output in run.news():
+            latest = output
+            for choice in output.outputs:
+                if choice.index in ended or not has_news(choice, body.detokenize):
+                    continue
+                if choice.finish_reason is not None:
+                    ended.add(choice.index)
+                yield event(call.chunk([self._piece(body, choice)]), leave_out=leave_out)
+        if usage and latest is not None:
+            yield event(call.chunk([], usage_of([latest])))
+        yield DONE
+
+    def _piece(self, body: ChatRequest, choice: CompletionOutput) -> ChatChunkChoice:
+        return ChatChunkChoice(
+            index=choice.index,
+            delta=Reply(content=choice.text_diff or None),
+            token_ids=None if body.detokenize else choice.token_ids_diff,
+            logprobs=self._scores(body, choice),
+            finish_reason=choice.finish_reason,
+            stop_reason=choice.stop_reason,
+        )
+
+    def _scores(self, body: ChatRequest, choice: CompletionOutput) -> ChatLogprobs | None:
+        if not body.logprobs:
+            return None
+        return chat_logprobs(
+            choice.token_ids_diff, choice.logprobs_diff, body.top_logprobs or 0, self._service.names
+        )
+
+
+def _max_tokens(body: ChatRequest) -> int | None:
+    """max_completion_tokens is OpenAI's newer name of max_tokens."""
+    if body.max_completion_tokens is None:
+        return body.max_tokens
+    if body.max_tokens not in (None, body.max_completion_tokens):
+        raise RequestError(
+            "request", "max_completion_tokens", expected=f"max_tokens = {body.max_tokens} or one of the two", got="both"
+        )
+    return body.max_completion_tokens
+
+
+def _logprobs(body: ChatRequest) -> int | None:
+    """SamplingParams.logprobs: alternatives per token, None for no scores."""
+    if body.top_logprobs is not None and not body.logprobs:
+        raise RequestError("request", "top_logprobs", expected="logprobs = true beside it", got="logprobs = false")
+    return (body.top_logprobs or 0) if body.logprobs else None

@@ -1,0 +1,127 @@
+"""JSON grammars through xgrammar, which is optional: a mask per position, rolled back behind rejected drafts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trtllm_replayssm.errors import RequestError, UnsupportedError
+from trtllm_replayssm.runtime.sampling.mask import LogitsMask
+from trtllm_replayssm.runtime.server.protocol.common import ResponseFormat
+from trtllm_replayssm.runtime.text.token_bytes import TokenBytes
+
+MAX_DEPTH = 64
+CACHE_BYTES = 64 << 20
+MAX_WHITESPACE = 32  # in a row: a model that loops on blanks would never come to the end
+_ANY_OBJECT = '{"type": "object"}'
+
+
+class GrammarMask:
+    """The mask of one choice. After the grammar's end only end tokens are allowed."""
+
+    def __init__(self, matcher: Any, vocab: int, end_ids: Sequence[int]) -> None:
+        """matcher: an xgrammar.GrammarMatcher at the state to go on from."""
+        self._matcher = matcher
+        self._bits = np.zeros((1, -(-vocab // 32)), np.int32)
+        self._end = np.zeros(vocab, np.bool_)
+        self._end[list(end_ids)] = True
+        self._end_ids = tuple(end_ids)
+        self._over = False
+
+    def allowed(self, drafted: Sequence[int]) -> NDArray[np.bool_] | None:
+        """See `LogitsMask`. The matcher steps over the drafts and back."""
+        if self._over:
+            return self._end
+        stepped = 0
+        try:
+            for token in drafted:
+                if self._matcher.is_terminated() or not self._matcher.accept_token(token):
+                    return None
+                stepped += 1
+            if self._matcher.is_terminated():
+                return self._end
+            self._matcher.fill_next_token_bitmask(self._bits)
+            bits = np.unpackbits(self._bits[0].view(np.uint8), bitorder="little")[: self._end.size].astype(np.bool_)
+            return bits if bits.any() else self._end
+        finally:
+            if stepped:
+                self._matcher.rollback(stepped)
+
+    def accept(self, token: int) -> None:
+        """See `LogitsMask`."""
+        self._over = self._over or self._matcher.is_terminated() or not self._matcher.accept_token(token)
+
+    def fork(self) -> GrammarMask:
+        """See `LogitsMask`."""
+        copy = GrammarMask(self._matcher.fork(), self._end.size, self._end_ids)
+        copy._over = self._over
+        return copy
+
+
+class Grammars:
+    """Compiles response formats for one vocabulary. Raises UnsupportedError where xgrammar is not installed."""
+
+    def __init__(self, tokens: TokenBytes, num_tokens: int, vocab: int, end_ids: Sequence[int]) -> None:
+        """num_tokens: ids that the tokenizer knows, at most vocab, the model's."""
+        try:
+            import xgrammar
+        except ImportError as error:
+            raise UnsupportedError(
+                "request", "response_format", expected="text (the package xgrammar is not installed)", got="a grammar",
+                hint="On the server: pip install xgrammar",
+            ) from error  # fmt: skip
+        if not end_ids:
+            raise UnsupportedError("request", "response_format", expected="a model with an end token", got="none")
+        # A special token is no text: b"" keeps it out of every grammar.
+        pieces = [b"" if i in tokens.special else tokens.of(i) for i in range(min(num_tokens, vocab))]
+        info = xgrammar.TokenizerInfo(
+            pieces, xgrammar.VocabType.RAW, vocab_size=vocab, stop_token_ids=list(end_ids), add_prefix_space=False
+        )
+        self._compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_limit_bytes=CACHE_BYTES)
+        self._matcher = xgrammar.GrammarMatcher
+        self._vocab = vocab
+        self._end_ids = tuple(end_ids)
+
+    def mask(self, wanted: ResponseFormat, schema_bytes: int) -> LogitsMask:
+        """The mask of a json_object or json_schema format. Raises RequestError for a schema that does not compile."""
+        schema = _schema_text(wanted, schema_bytes)
+        try:
+            compiled = self._compiler.compile_json_schema(
+                _ANY_OBJECT if schema is None else schema,
+                strict_mode=schema is not None,
+                max_whitespace_cnt=MAX_WHITESPACE,
+            )
+        except Exception as error:  # xgrammar raises what its C++ side throws
+            raise RequestError(
+                "request", "response_format", expected="a JSON schema that compiles", got=str(error)[:200]
+            ) from error
+        return GrammarMask(self._matcher(compiled), self._vocab, self._end_ids)
+
+
+def _schema_text(wanted: ResponseFormat, limit: int) -> str | None:
+    if wanted.type == "json_object":
+        return None
+    if wanted.json_schema is None:
+        raise RequestError("request", "response_format", expected="json_schema beside its type", got="none")
+    schema = wanted.json_schema.schema_
+    if _depth(schema) > MAX_DEPTH:
+        raise RequestError("request", "response_format", expected=f"at most {MAX_DEPTH} levels", got="more")
+    text = json.dumps(schema)
+    if len(text) > limit:
+        raise RequestError("request", "response_format", expected=f"at most {limit} bytes", got=len(text))
+    return text
+
+
+def _depth(value: object) -> int:
+    """Levels of nesting, without recursion: the value comes from outside."""
+    deepest, todo = 0, [(value, 1)]
+    while todo:
+        item, level = todo.pop()
+        deepest = max(deepest, level)
+        children = item.values() if isinstance(item, dict) else item if isinstance(item, list) else ()
+        todo.extend((child, level + 1) for child in children)
+    return deepest

@@ -1,0 +1,188 @@
+"""From a YAML file in TensorRT-LLM's form and command-line flags to what a server is started with.
+
+Only keys that act are known; any other is refused by name. A value that a flag and the file give differently is refused
+too: which of the two should win is nothing to guess.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+from trtllm_replayssm.config import ReplayConfig
+from trtllm_replayssm.dtypes import Rounding, StateFormat
+from trtllm_replayssm.errors import ConfigError, UnsupportedError
+from trtllm_replayssm.runtime.llm import KvCacheConfig, MTPDecodingConfig, NGramDecodingConfig
+from trtllm_replayssm.runtime.options import SpeculativeConfig, config_from_mapping
+from trtllm_replayssm.runtime.server.limits import Limits
+
+_PLAIN = ("max_batch_size", "max_num_tokens", "max_seq_len", "dtype", "tokenizer")
+_ONE = ("tp_size", "tensor_parallel_size", "pp_size", "pipeline_parallel_size", "ep_size", "max_beam_width")
+_FIXED = {"enable_chunked_prefill": (True,), "backend": ("torch", "pytorch"), "guided_decoding_backend": ("xgrammar",)}
+_SECTIONS = ("kv_cache_config", "speculative_config", "cuda_graph_config", "replayssm")
+_REPLAY = {"window": int, "recurrence": StateFormat, "rounding": Rounding, "read": StateFormat}
+_ENGINE = {"state_cache": str, "prefill_chunk": int, "device": str, "seed": int}
+_DRAFTER = ("drafter", "draft_len", "max_matching_ngram_size", "sample_drafts")
+_INTEGERS = frozenset({"max_batch_size", "max_num_tokens", "max_seq_len"})
+_Value = TypeVar("_Value")
+_Config = TypeVar("_Config", KvCacheConfig, MTPDecodingConfig, NGramDecodingConfig)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """options: keyword arguments of `LLM`. limits: of the server."""
+
+    options: Mapping[str, Any]
+    limits: Limits
+
+
+def read_yaml(path: str | Path) -> dict[str, Any]:
+    """The mapping in a YAML file; empty for an empty file. Raises ConfigError; needs PyYAML."""
+    import yaml
+
+    try:
+        values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError("serve", str(path), expected="YAML", got=" ".join(str(error).split())) from error
+    if values is None:
+        return {}
+    if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
+        raise ConfigError("serve", str(path), expected="a mapping with string keys", got=type(values).__name__)
+    return values
+
+
+def merge(file: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]:
+    """File and flags (None: not given), sections one level deep. Raises ConfigError where they disagree."""
+    merged = dict(file)
+    for name, value in flags.items():
+        if value is None:
+            continue
+        known = merged.get(name)
+        if isinstance(value, Mapping):
+            section = _mapping(name, known)
+            merged[name] = merge(section, value)
+        elif known is not None and known != value:
+            raise ConfigError("serve", name, expected=f"{known!r}, as in the file", got=f"{value!r} as a flag")
+        else:
+            merged[name] = value
+    return merged
+
+
+def resolve(values: Mapping[str, Any]) -> Launch:
+    """Settings of file and flags -> what they mean. Raises ConfigError and UnsupportedError, naming the key."""
+    known = {*_PLAIN, *_ONE, *_FIXED, *_SECTIONS}
+    _refuse_unknown("serve", values, known)
+    _refuse_inactive(values)
+    ours = _mapping("replayssm", values.get("replayssm"))
+    _refuse_unknown("replayssm", ours, {*_REPLAY, *_ENGINE, *_DRAFTER, "limits"})
+    options: dict[str, Any] = {}
+    for name in _PLAIN:
+        if values.get(name) is not None:
+            options[name] = _typed(name, values[name], int if name in _INTEGERS else str)
+    for name, kind in _ENGINE.items():
+        if ours.get(name) is not None:
+            options[name] = _typed(f"replayssm.{name}", ours[name], kind)
+    if values.get("kv_cache_config") is not None:
+        options["kv_cache_config"] = _config(KvCacheConfig, _mapping("kv_cache_config", values["kv_cache_config"]))
+    speculative = _speculative(values.get("speculative_config"), ours)
+    if speculative is not None:
+        options["speculative_config"] = speculative
+    replay = _replay(ours)
+    if replay is not None:
+        options["replay_config"] = replay
+    return Launch(options=options, limits=_limits(_mapping("replayssm.limits", ours.get("limits"))))
+
+
+def _refuse_unknown(where: str, values: Mapping[str, Any], known: set[str]) -> None:
+    unknown = sorted(set(values) - known)
+    if unknown:
+        raise ConfigError(where, ", ".join(unknown), expected=f"keys among {sorted(known)}", got="an unsupported key")
+
+
+def _config(kind: type[_Config], values: Mapping[str, Any]) -> _Config:
+    """A settings object of TensorRT-LLM's section; a value of a wrong type is refused like a wrong value."""
+    try:
+        return config_from_mapping(kind, values)
+    except TypeError as error:
+        raise ConfigError("serve", kind.__name__, expected="values of the right types", got=str(error)) from error
+
+
+def _refuse_inactive(values: Mapping[str, Any]) -> None:
+    for name in _ONE:
+        if values.get(name) not in (None, 1):
+            raise UnsupportedError("serve", name, expected="1 (one device)", got=values[name])
+    for name, built in _FIXED.items():
+        if values.get(name) is not None and values[name] not in built:
+            raise UnsupportedError("serve", name, expected=" or ".join(map(str, built)), got=values[name])
+    graphs = values.get("cuda_graph_config")
+    if graphs is not None:
+        asked = ", ".join(f"cuda_graph_config.{key}" for key in _mapping("cuda_graph_config", graphs)) or "{}"
+        raise UnsupportedError("serve", "cuda_graph_config", expected="null (no graphs are captured)", got=asked)
+
+
+def _mapping(name: str, value: object) -> Mapping[str, Any]:
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise ConfigError("serve", name, expected="a mapping", got=repr(value))
+    return value
+
+
+def _typed(name: str, value: Any, kind: type[_Value]) -> _Value:
+    """A value of the wanted type; enumerations by their value."""
+    if kind in (StateFormat, Rounding):
+        members = {member.value: member for member in kind}  # type: ignore[attr-defined]
+        if value in members:
+            return members[value]  # type: ignore[no-any-return]
+        raise ConfigError("serve", name, expected=list(members), got=repr(value))
+    if isinstance(value, bool) is not (kind is bool) or not isinstance(value, kind):
+        raise ConfigError("serve", name, expected=kind.__name__, got=repr(value))
+    return value
+
+
+def _replay(ours: Mapping[str, Any]) -> ReplayConfig | None:
+    """The recurrent state's settings, None when the file leaves them to the model and the cache settings."""
+    given: dict[str, Any] = {
+        name: _typed(f"replayssm.{name}", ours[name], kind)
+        for name, kind in _REPLAY.items()
+        if ours.get(name) is not None
+    }
+    if not given:
+        return None
+    if "rounding" in given:
+        given["recurrence_rounding"] = given.pop("rounding")
+    return ReplayConfig(**given)
+
+
+def _speculative(section: object, ours: Mapping[str, Any]) -> SpeculativeConfig | None:
+    """From speculative_config, with TensorRT-LLM's decoding_type, or from replayssm.drafter; not both."""
+    named = [name for name in _DRAFTER if ours.get(name) is not None]
+    if section is not None:
+        if named:
+            raise ConfigError("serve", f"replayssm.{named[0]}", expected="no speculative_config beside it", got="both")
+        values = dict(_mapping("speculative_config", section))
+        kind = values.pop("decoding_type", None)
+        if kind == "MTP":
+            return _config(MTPDecodingConfig, values)
+        if kind == "NGram":
+            return _config(NGramDecodingConfig, values)
+        raise ConfigError("serve", "speculative_config.decoding_type", expected="MTP or NGram", got=repr(kind))
+    drafter = ours.get("drafter", "none")
+    values = {name: ours[name] for name in named if name != "drafter"}
+    if "draft_len" in values:
+        values["max_draft_len"] = _typed("replayssm.draft_len", values.pop("draft_len"), int)
+    if drafter == "mtp":
+        return _config(MTPDecodingConfig, values)
+    if drafter == "ngram":
+        return _config(NGramDecodingConfig, {"max_draft_len": 3, **values})
+    if drafter != "none" or values:
+        expected = "mtp, ngram, or none without settings of a drafter"
+        raise ConfigError("serve", "replayssm.drafter", expected=expected, got=repr(drafter))
+    return None
+
+
+def _limits(values: Mapping[str, Any]) -> Limits:
+    _refuse_unknown("replayssm.limits", values, {field.name for field in fields(Limits)})
+    return Limits(**values)

@@ -1,0 +1,1 @@
+"""Request and response bodies of each endpoint. Unknown fields are refused, numbers are finite, nothing is coerced."""

@@ -1,0 +1,126 @@
+"""Fields that completions and chat share: names and defaults as OpenAI's and trtllm-serve's."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
+
+MIN_SEED, MAX_SEED = -(1 << 63), (1 << 64) - 1
+
+
+class Body(BaseModel):
+    """A request body or a part of one."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class Part(BaseModel):
+    """A response or a part of one; a number that is not finite would be written as null."""
+
+    model_config = ConfigDict(ser_json_inf_nan="null")
+
+
+class Sparse(Part):
+    """A part whose fields are left out while they are None."""
+
+    @model_serializer(mode="wrap")
+    def _without_none(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {name: value for name, value in handler(self).items() if value is not None}
+
+
+class StreamOptions(Body):
+    """include_usage: one more chunk with the token counts at the end."""
+
+    include_usage: bool = False
+
+
+class JsonSchema(Body):
+    """A named JSON schema; `schema` is the schema itself."""
+
+    name: str = Field(default="schema", max_length=128)
+    description: str | None = None
+    schema_: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(Body):
+    """What the text must be: anything, any JSON object, or JSON that fits a schema."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+class SamplingFields(Body):
+    """Sampling, ends and output form. Ranges that the engine checks itself are not repeated here."""
+
+    model: str = Field(max_length=1024)
+    n: int = 1
+    best_of: int | None = Field(default=None, description="must equal n: there is no beam search")
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    temperature: float | None = Field(default=1.0, ge=0, le=100)
+    top_p: float | None = Field(default=1.0, ge=0, le=1)
+    top_k: int | None = None
+    min_p: float | None = Field(default=None, ge=0, le=1)
+    seed: int | None = Field(default=None, ge=MIN_SEED, le=MAX_SEED)
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    presence_penalty: float | None = Field(default=None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
+    repetition_penalty: float | None = Field(default=None, ge=0.01, le=100)
+    logit_bias: dict[str, float] | None = None
+    truncate_prompt_tokens: int | None = None
+    detokenize: bool = Field(default=True, description="false: choices carry token_ids and no text")
+    response_format: ResponseFormat | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    user: str | None = Field(default=None, description="accepted and not used")
+
+
+class Usage(Part):
+    """Token counts of a response."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+    @classmethod
+    def of(cls, prompt: int, completion: int) -> Usage:
+        """Counts with their sum."""
+        return cls(prompt_tokens=prompt, completion_tokens=completion, total_tokens=prompt + completion)
+
+
+class ErrorDetail(Part):
+    """message names what is wrong, param the field."""
+
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class ErrorBody(Part):
+    """Every response that is not 2xx."""
+
+    error: ErrorDetail
+
+
+class ModelCard(Part):
+    """One entry of /v1/models."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str = "trtllm-replayssm"
+    max_model_len: int
+
+
+class ModelList(Part):
+    """/v1/models."""
+
+    object: Literal["list"] = "list"
+    data: list[ModelCard]

@@ -1,0 +1,49 @@
+"""Bodies of /v1/completions."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from trtllm_replayssm.runtime.server.protocol.common import Part, SamplingFields, Usage
+
+
+class CompletionRequest(SamplingFields):
+    """Text or token ids to go on from; a list of them makes n choices for each."""
+
+    prompt: str | list[int] | list[str] | list[list[int]]
+    logprobs: int | None = Field(default=None, description="alternatives per token; 0: of the drawn tokens only")
+    echo: bool = False
+    add_special_tokens: bool = True
+
+
+class CompletionLogprobs(Part):
+    """One entry per generated token, the one that ended the text included."""
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]] | None
+    text_offset: list[int]
+
+
+class CompletionChoice(Part):
+    """One answer. token_ids only when detokenize is false."""
+
+    index: int
+    text: str
+    token_ids: list[int] | None = None
+    logprobs: CompletionLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+
+
+class Completion(Part):
+    """A whole response, or one chunk of a stream."""
+
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage | None = None

@@ -1,0 +1,74 @@
+"""Runs the application under uvicorn until SIGTERM or SIGINT: then new requests get 503 and running ones finish."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from types import FrameType
+
+import uvicorn
+
+from trtllm_replayssm.runtime.llm import LLM
+from trtllm_replayssm.runtime.server.app import make_app
+from trtllm_replayssm.runtime.server.service import Service
+from trtllm_replayssm.runtime.server.settings import ServerSettings
+from trtllm_replayssm.runtime.text.chat_template import ChatTemplate
+
+_LOG = logging.getLogger(__name__)
+
+
+class DrainingServer(uvicorn.Server):
+    """A server whose first signal drains, and whose second one stops at once."""
+
+    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+        super().__init__(config)
+        self._service = service
+        self._draining: asyncio.Task[None] | None = None
+        self._events: asyncio.AbstractEventLoop | None = None
+
+    async def startup(self, sockets: list[object] | None = None) -> None:  # type: ignore[override]
+        """Remember the loop that signals must reach."""
+        self._events = asyncio.get_running_loop()
+        await super().startup(sockets)  # type: ignore[arg-type]
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Called by the signal, in the main thread."""
+        if self._events is None or self._service.gate.stopping:
+            self.should_exit = True
+            self.force_exit = self.force_exit or sig == signal.SIGINT
+            return
+        self._service.gate.stopping = True
+        self._events.call_soon_threadsafe(self._drain)
+
+    def _drain(self) -> None:
+        _LOG.warning("stopping: new requests get 503, running ones have %g s", self._service.limits.drain_seconds)
+        self._draining = asyncio.ensure_future(self._drained())
+
+    async def _drained(self) -> None:
+        await self._service.drain()
+        self.should_exit = True
+
+
+def uvicorn_config(service: Service) -> uvicorn.Config:
+    """How uvicorn runs the application. h11 and asyncio: one behaviour wherever it is installed."""
+    settings = service.settings
+    return uvicorn.Config(
+        make_app(service),
+        host=settings.host,
+        port=settings.port,
+        log_level=settings.log_level,
+        loop="asyncio",
+        http="h11",
+        ws="none",
+        lifespan="off",
+        server_header=False,
+        timeout_graceful_shutdown=5,
+        h11_max_incomplete_event_size=2 * settings.limits.header_bytes,
+    )
+
+
+def serve(llm: LLM, settings: ServerSettings, template: ChatTemplate | None) -> None:
+    """Serve until told to stop; returns then. The LLM stays the caller's."""
+    service = Service(llm, settings, template)
+    DrainingServer(uvicorn_config(service), service).run()

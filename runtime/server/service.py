@@ -1,0 +1,136 @@
+"""The model behind the endpoints: names, tokens, templates, grammars, admission. One per server."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Sequence
+
+from trtllm_replayssm.errors import RequestError
+from trtllm_replayssm.runtime.llm import LLM, RequestHandle
+from trtllm_replayssm.runtime.sampling.mask import LogitsMask
+from trtllm_replayssm.runtime.sampling.params import SamplingParams
+from trtllm_replayssm.runtime.server.errors import NotFoundError
+from trtllm_replayssm.runtime.server.grammar import Grammars
+from trtllm_replayssm.runtime.server.logprobs import TokenNames
+from trtllm_replayssm.runtime.server.meters import Meters
+from trtllm_replayssm.runtime.server.protocol.common import ResponseFormat
+from trtllm_replayssm.runtime.server.run import Gate, Run
+from trtllm_replayssm.runtime.server.settings import ServerSettings
+from trtllm_replayssm.runtime.text.chat_template import ChatTemplate
+from trtllm_replayssm.runtime.text.token_bytes import TokenBytes
+from trtllm_replayssm.runtime.text.tokenizer import Tokenizer
+
+LONG_TEXT = 4096  # characters from which tokenising is moved off the event loop
+
+
+class Service:
+    """What every endpoint shares. Its methods run in the event loop's thread."""
+
+    def __init__(self, llm: LLM, settings: ServerSettings, template: ChatTemplate | None) -> None:
+        """template: None for a model without one; the chat endpoints then answer 400."""
+        self.llm = llm
+        self.settings = settings
+        self.limits = settings.limits
+        self.template = template
+        self.meters = Meters()
+        self.gate = Gate(llm.load().max_batch_size, settings.limits)
+        self.created = int(time.time())
+        self._bytes = None if llm.tokenizer is None else TokenBytes(llm.tokenizer)
+        self.names = TokenNames(self._bytes)
+        self._grammars: Grammars | None = None
+        self._compiling = asyncio.Lock()
+        self._runs: set[Run] = set()
+
+    def check_model(self, name: str | None) -> None:
+        """Raise NotFoundError when a request names another model; None passes."""
+        if name is not None and name != self.settings.model_name:
+            raise NotFoundError("request", "model", expected=repr(self.settings.model_name), got=repr(name[:100]))
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer. Raises RequestError for a model without one."""
+        if self.llm.tokenizer is None:
+            raise RequestError("request", "prompt", expected="token ids (the model has no tokenizer)", got="text")
+        return self.llm.tokenizer
+
+    async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Text -> token ids."""
+        tokenizer = self.tokenizer
+        if len(text) < LONG_TEXT:
+            return tokenizer.encode(text, add_special_tokens)
+        return await asyncio.to_thread(tokenizer.encode, text, add_special_tokens)
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        """Token ids -> text; RequestError names an id that the model does not have."""
+        vocab = self.llm.geometry.vocab
+        for token in ids:
+            if not 0 <= token < vocab:
+                raise RequestError("request", "tokens", expected=f"token ids in 0..{vocab - 1}", got=str(token)[:40])
+        return self.tokenizer.decode(ids, skip_special_tokens)
+
+    def render(
+        self, messages: Sequence[dict[str, str]], *, add_generation_prompt: bool, extra: dict[str, object] | None
+    ) -> str:
+        """A conversation as the model's prompt. Raises RequestError for a model without a template."""
+        if self.template is None:
+            raise RequestError("request", "messages", expected="a model with a chat template", got="one without")
+        return self.template.render(messages, add_generation_prompt=add_generation_prompt, extra=extra)
+
+    async def mask(self, wanted: ResponseFormat | None) -> LogitsMask | None:
+        """The token mask of a response format; None for plain text. Compiles in another thread."""
+        if wanted is None or wanted.type == "text":
+            return None
+        async with self._compiling:
+            return await asyncio.to_thread(self._mask, wanted)
+
+    def _mask(self, wanted: ResponseFormat) -> LogitsMask:
+        if self._grammars is None:
+            geometry = self.llm.geometry
+            if self._bytes is None:
+                raise RequestError("request", "response_format", expected="text (there is no tokenizer)", got="JSON")
+            known = self._bytes.count or geometry.vocab
+            self._grammars = Grammars(self._bytes, known, geometry.vocab, geometry.eos_ids)
+        return self._grammars.mask(wanted, self.limits.schema_bytes)
+
+    def start(self, prompts: Sequence[Sequence[int]], params: SamplingParams, *, streaming: bool) -> Run:
+        """Start prompts (token ids). Raises RequestError, OverloadedError; nothing runs then."""
+        choices = len(prompts) * params.n
+        self.gate.enter(choices, self.meters.recent_wait())
+        handles: list[RequestHandle] = []
+        try:
+            for ids in prompts:
+                handles.append(self.llm.generate_async(ids, params, streaming=streaming))
+        except BaseException:
+            for handle in handles:
+                handle.abort()
+            self.gate.leave(choices)
+            raise
+
+        def ended(run: Run) -> None:
+            self._runs.discard(run)
+            self.gate.leave(choices)
+            self.meters.observe(handle.output for handle in run.handles)
+
+        run = Run(handles, ended)
+        self._runs.add(run)
+        return run
+
+    async def drain(self) -> None:
+        """Admit nobody any more, wait for what runs, at most drain_seconds; then abort it. Returns when all ended."""
+        self.gate.stopping = True
+        deadline = time.monotonic() + self.limits.drain_seconds
+        while self._runs and time.monotonic() < deadline:
+            await asyncio.sleep(0.02)
+        for run in tuple(self._runs):
+            for handle in run.handles:
+                handle.abort()
+        deadline = time.monotonic() + 1.0  # their endpoints answer 503 now
+        while self._runs and time.monotonic() < deadline:
+            await asyncio.sleep(0.02)
+
+
+def new_id(kind: str) -> str:
+    """A response id: cmpl-..., chatcmpl-..., resp_..."""
+    return f"{kind}{secrets.token_hex(12)}"

@@ -1,0 +1,88 @@
+"""Responses that notice when the client leaves: server-sent events, and waiting for a result."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import aclosing, suppress
+from typing import Any, TypeVar
+
+from pydantic import BaseModel
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from trtllm_replayssm.errors import ReplaySSMError
+from trtllm_replayssm.runtime.server.errors import describe
+
+Result = TypeVar("Result")
+DONE = "data: [DONE]\n\n"
+CLIENT_CLOSED = 499  # nobody reads it; access logs show it
+
+
+class ClientGoneError(ReplaySSMError):
+    """The client closed its connection before the answer was ready."""
+
+
+def event(part: BaseModel, *, name: str | None = None, leave_out: frozenset[str] = frozenset()) -> str:
+    """One server-sent event. leave_out: fields that this stream does not have."""
+    head = "" if name is None else f"event: {name}\n"
+    return f"{head}data: {part.model_dump_json(exclude=set(leave_out))}\n\n"
+
+
+async def unless_gone(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:
+    """The result of `work`, which is cancelled when the client leaves. Raises ClientGoneError then."""
+    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_gone(receive))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientGoneError("HTTP", "connection", expected="a client that waits", got="one that left")
+        return task.result()
+    finally:
+        await _ended(task, gone)
+
+
+class EventStream(Response):
+    """Server-sent events of an iterator. It is closed, and `on_close` called, when the client leaves at any time."""
+
+    def __init__(self, events: AsyncGenerator[str, None], on_close: Callable[[], None]) -> None:
+        super().__init__(media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+        del self.headers["content-length"]
+        self._events = events
+        self._on_close = on_close
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the events as they come."""
+        sender, gone = asyncio.ensure_future(self._send(send)), asyncio.ensure_future(_gone(receive))
+        try:
+            await asyncio.wait({sender, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if sender.done():
+                sender.result()
+        finally:
+            self._on_close()
+            await _ended(sender, gone)
+
+    async def _send(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        try:
+            async with aclosing(self._events) as events:
+                async for text in events:
+                    await send({"type": "http.response.body", "body": text.encode(), "more_body": True})
+        except ReplaySSMError as error:  # the status line is out, so the error travels as an event
+            body = f"data: {json.dumps(describe(error)[1])}\n\n{DONE}"
+            await send({"type": "http.response.body", "body": body.encode(), "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _ended(*tasks: asyncio.Future[Any]) -> None:
+    """Cancel what has not ended and wait for it; its outcome was read where it mattered."""
+    for task in tasks:
+        task.cancel()
+    for task in tasks:
+        with suppress(asyncio.CancelledError, Exception):
+            await task

@@ -1,0 +1,124 @@
+"""Who answers in `trtllm-replayssm chat`: a server over HTTP, or a checkpoint in this process."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+from trtllm_replayssm.errors import ConfigError, RequestError
+
+Messages = Sequence[Mapping[str, str]]
+TIMEOUT_SECONDS = 600
+
+
+class Backend(Protocol):
+    """Answers a conversation piece by piece."""
+
+    def reply(self, messages: Messages) -> Iterator[str]:
+        """The answer's text as it comes. Raises ReplaySSMError."""
+        ...
+
+
+class RemoteBackend:
+    """A server with OpenAI's endpoints."""
+
+    def __init__(self, url: str, api_key: str | None, model: str | None, settings: Mapping[str, Any]) -> None:
+        """settings: fields of the request. Raises ConfigError for a URL that is none, RequestError from the server."""
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ConfigError("chat", "url", expected="http://host:port", got=url)
+        self._secure = parts.scheme == "https"
+        self._host, self._port = parts.hostname, parts.port
+        self._base = parts.path.rstrip("/").removesuffix("/v1")
+        self._headers = {"Content-Type": "application/json"}
+        if api_key is not None:
+            self._headers["Authorization"] = f"Bearer {api_key}"
+        self._settings = dict(settings)
+        self._model = model or self._first_model()
+
+    def _open(self, method: str, path: str, body: object = None) -> tuple[http.client.HTTPConnection, Any]:
+        """A connection and its response, which has status 200."""
+        kind = http.client.HTTPSConnection if self._secure else http.client.HTTPConnection
+        connection = kind(self._host, self._port, timeout=TIMEOUT_SECONDS)
+        connection.request(method, self._base + path, None if body is None else json.dumps(body), self._headers)
+        response = connection.getresponse()
+        if response.status != 200:
+            text = response.read(4096).decode("utf-8", "replace")
+            connection.close()
+            raise RequestError("chat", path, expected="status 200", got=f"{response.status} {_message(text)}")
+        return connection, response
+
+    def _first_model(self) -> str:
+        connection, response = self._open("GET", "/v1/models")
+        try:
+            return str(json.loads(response.read())["data"][0]["id"])
+        except (ValueError, LookupError, TypeError) as error:
+            raise RequestError("chat", "/v1/models", expected="a list of models", got=str(error)) from error
+        finally:
+            connection.close()
+
+    def reply(self, messages: Messages) -> Iterator[str]:
+        """See `Backend`. Ending the iteration early closes the connection, which ends the request."""
+        body = {"model": self._model, "messages": list(messages), "stream": True, **self._settings}
+        connection, response = self._open("POST", "/v1/chat/completions", body)
+        try:
+            for raw in response:
+                line = raw.decode("utf-8").strip()
+                if not line.startswith("data: ") or line == "data: [DONE]":
+                    continue
+                chunk = json.loads(line.removeprefix("data: "))
+                if "error" in chunk:
+                    raise RequestError("chat", "answer", expected="text", got=chunk["error"].get("message"))
+                for choice in chunk["choices"]:
+                    yield choice["delta"].get("content") or ""
+        finally:
+            connection.close()
+
+
+class LocalBackend:
+    """A checkpoint in this process; use as a context manager."""
+
+    def __init__(self, model: str, settings: Mapping[str, Any]) -> None:
+        """Raises ConfigError for a checkpoint without a chat template."""
+        from trtllm_replayssm.runtime.llm import LLM
+        from trtllm_replayssm.runtime.sampling.params import SamplingParams
+        from trtllm_replayssm.runtime.text.chat_template import load_chat_template
+
+        template = load_chat_template(model)
+        if template is None:
+            raise ConfigError("chat", "model", expected="a checkpoint with a chat template", got=model)
+        self._template = template
+        self._params = SamplingParams(**{"temperature": 1.0, **settings})
+        self._llm = LLM(model, max_batch_size=1)
+
+    def __enter__(self) -> LocalBackend:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._llm.shutdown()
+
+    def reply(self, messages: Messages) -> Iterator[str]:
+        """See `Backend`."""
+        text = self._template.render(messages)
+        assert self._llm.tokenizer is not None, "a template comes with a tokenizer"
+        ids = self._llm.tokenizer.encode(text, False)
+        handle = self._llm.generate_async(ids, self._params, streaming=True)
+        try:
+            for output in handle:
+                yield output.outputs[0].text_diff
+        finally:
+            handle.abort()
+
+
+def _message(text: str) -> str:
+    """The message of an OpenAI error object, or the text."""
+    try:
+        return str(json.loads(text)["error"]["message"])
+    except (ValueError, LookupError, TypeError):
+        return text[:200]

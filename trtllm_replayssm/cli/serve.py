@@ -1,0 +1,113 @@
+"""`trtllm-replayssm serve`: the OpenAI-compatible server, with trtllm-serve's flags and configuration file."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from trtllm_replayssm.errors import ConfigError, UnsupportedError
+
+
+def add_command(commands: Any) -> None:
+    """Register the command."""
+    parser = commands.add_parser(
+        "serve",
+        help="serve a checkpoint over HTTP (OpenAI API)",
+        description="Serve a checkpoint over HTTP with OpenAI's endpoints. Flags are named as trtllm-serve's.",
+    )
+    parser.add_argument("model", help="checkpoint directory (config.json, *.safetensors, tokenizer.json)")
+    _add_http(parser)
+    group = parser.add_argument_group("engine (also as keys of --config)")
+    group.add_argument("--max_batch_size", "--max-batch-size", type=int, help="sequences at once (default 8)")
+    group.add_argument("--max_num_tokens", "--max-num-tokens", type=int, help="tokens of one engine step")
+    group.add_argument("--max_seq_len", "--max-seq-len", type=int, help="prompt and output tokens of one sequence")
+    group.add_argument("--max_beam_width", "--max-beam-width", type=int, help="only 1")
+    group.add_argument("--tp_size", "--tp-size", "--tensor_parallel_size", type=int, help="only 1 in this version")
+    group.add_argument("--pp_size", "--pp-size", "--pipeline_parallel_size", type=int, help="only 1 in this version")
+    group.add_argument("--ep_size", "--ep-size", "--moe_expert_parallel_size", type=int, help="only 1 in this version")
+    group.add_argument(
+        "--kv_cache_free_gpu_memory_fraction", "--kv-cache-free-gpu-memory-fraction", "--free_gpu_memory_fraction",
+        type=float, help="share of the free memory that slots may take (default 0.9)",
+    )  # fmt: skip
+    group.add_argument(
+        "--enable_chunked_prefill", "--enable-chunked-prefill", action="store_true", default=None,
+        help="accepted: prompts are always chunked",
+    )  # fmt: skip
+    group.add_argument("--backend", help="torch")
+    group.add_argument("--tokenizer", help="directory or tokenizer.json (default: the checkpoint's)")
+    group.add_argument("--dtype", choices=["auto", "float32", "bfloat16"], help="of activations")
+    group.add_argument("--device", help="cpu, cuda, cuda:0 (default cpu)")
+    group.add_argument(
+        "--config", "--extra_llm_api_options", "--extra-llm-api-options", metavar="FILE",
+        help="YAML: kv_cache_config, speculative_config, cuda_graph_config, replayssm",
+    )  # fmt: skip
+    parser.set_defaults(run=run)
+
+
+def _add_http(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("HTTP")
+    group.add_argument("--host", default="localhost", help="address to listen on (default localhost)")
+    group.add_argument("--port", type=int, default=8000, help="port to listen on (default 8000)")
+    group.add_argument("--served_model_name", "--served-model-name", help="default: the directory's name")
+    group.add_argument("--chat_template", "--chat-template", metavar="FILE", help="instead of the checkpoint's own")
+    group.add_argument("--api_key", "--api-key", help="asked of every request that generates or reads tokens")
+    group.add_argument("--api_key_file", "--api-key-file", metavar="FILE", help="the same, not shown in process lists")
+    group.add_argument("--max_queue_size", "--max-queue-size", type=int, help="waiting choices before 429 (256)")
+    group.add_argument("--log_level", "--log-level", default="info", choices=["debug", "info", "warning", "error"])
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Serve until SIGTERM or SIGINT."""
+    try:
+        from trtllm_replayssm.runtime.server.serve import serve
+    except ModuleNotFoundError as error:
+        raise UnsupportedError(
+            "serve", "packages", expected="the packages of the server", got=f"no module {error.name}",
+            hint="pip install 'trtllm-replayssm[serve]'",
+        ) from error  # fmt: skip
+    from trtllm_replayssm.runtime.llm import LLM
+    from trtllm_replayssm.runtime.server.launch import merge, read_yaml, resolve
+    from trtllm_replayssm.runtime.server.settings import ServerSettings
+    from trtllm_replayssm.runtime.text.chat_template import ChatTemplate, load_chat_template
+
+    launch = resolve(merge({} if arguments.config is None else read_yaml(arguments.config), _flags(arguments)))
+    settings = ServerSettings(
+        model_name=arguments.served_model_name or Path(arguments.model).resolve().name,
+        host=arguments.host,
+        port=arguments.port,
+        api_key=_api_key(arguments),
+        log_level=arguments.log_level,
+        limits=launch.limits,
+    )
+    if arguments.chat_template is not None:
+        template: ChatTemplate | None = ChatTemplate(Path(arguments.chat_template).read_text(encoding="utf-8"))
+    else:
+        template = load_chat_template(arguments.model)
+    with LLM(arguments.model, **launch.options) as llm:
+        serve(llm, settings, template)
+    return 0
+
+
+def _flags(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Flags under the keys of the configuration file; None where not given."""
+    names = (
+        "max_batch_size", "max_num_tokens", "max_seq_len", "max_beam_width", "tp_size", "pp_size", "ep_size",
+        "enable_chunked_prefill", "backend", "tokenizer", "dtype",
+    )  # fmt: skip
+    flags: dict[str, Any] = {name: getattr(arguments, name) for name in names}
+    fraction, device, queue = arguments.kv_cache_free_gpu_memory_fraction, arguments.device, arguments.max_queue_size
+    if fraction is not None:
+        flags["kv_cache_config"] = {"free_gpu_memory_fraction": fraction}
+    ours: dict[str, Any] = {} if device is None else {"device": device}
+    if queue is not None:
+        ours["limits"] = {"max_queue_size": queue}
+    return {**flags, "replayssm": ours or None}
+
+
+def _api_key(arguments: argparse.Namespace) -> str | None:
+    if arguments.api_key_file is None:
+        return str(arguments.api_key) if arguments.api_key is not None else None
+    if arguments.api_key is not None:
+        raise ConfigError("serve", "api_key_file", expected="no --api_key beside it", got="both")
+    return Path(arguments.api_key_file).read_text(encoding="utf-8").strip()
