@@ -10,6 +10,8 @@ from enum import Enum
 
 from trtllm_replayssm.errors import ConfigError
 
+L2_EPS = 1e-6  # under the root of the norm that GDN divides its keys and queries by (data sheet: Qwen3.5)
+
 
 class Family(str, Enum):
     """Model family, by the `model_type` of its config.json."""

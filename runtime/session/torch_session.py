@@ -85,8 +85,10 @@ class TorchSession:
 
     def free(self, slot: int) -> None:
         """See `Session.free`."""
+        self._require_settled("free", [slot])
         self.pools.release(slot)
         self._hidden.pop(slot, None)
+        self._drafting = None
 
     @property
     def free_slots(self) -> int:
@@ -95,6 +97,7 @@ class TorchSession:
 
     def fork(self, slot: int, seed: int) -> int:
         """See `Session.fork`."""
+        self._require_settled("fork", [slot])
         copy = self.pools.fork(slot, seed)
         if slot in self._hidden:
             self._hidden[copy] = self._hidden[slot]
@@ -102,6 +105,7 @@ class TorchSession:
 
     def save(self, slot: int) -> SlotSnapshot:
         """See `Session.save`. Drafting after a restore starts from the next step's hidden states."""
+        self._require_settled("save", [slot])
         return self.pools.save(slot)
 
     def restore(self, snapshot: SlotSnapshot) -> int:
@@ -118,6 +122,7 @@ class TorchSession:
         """See `Session.prefill`."""
         if not chunks:
             return []
+        self._require_settled("prefill", [c.slot for c in chunks])
         self._require_room("prefill", [(c.slot, len(c.tokens)) for c in chunks], least=1)
         ids, rows = self._rows("prefill", [c.slot for c in chunks], [c.tokens for c in chunks])
         ctx = self._context(Phase.PREFILL, rows, ids.shape[1], [c.last for c in chunks])
@@ -178,6 +183,7 @@ class TorchSession:
         """See `Session.mtp_begin`."""
         if not self.geometry.mtp_pattern:
             raise ContractError("mtp_begin", "model", expected="a checkpoint with an MTP head", got=self.geometry.name)
+        self._require_settled("mtp_begin", [r.slot for r in rows])
         for row in rows:
             known = self._hidden.get(row.slot)
             if known is None or len(known.states) != len(row.next_tokens):
@@ -201,6 +207,7 @@ class TorchSession:
         if last is None or len(tokens) != len(last.slots):
             expected = 0 if last is None else len(last.slots)
             raise ContractError("mtp_next", "tokens", expected=f"{expected}, one per drafting row", got=len(tokens))
+        self._require_settled("mtp_next", last.slots.tolist())
         ones = torch.ones_like(last.slots)
         checked = step_rows("mtp_next", last.slots, ones, self.pool.slots, 1)
         ids = torch.tensor(list(tokens), device=self._device)[:, None]
@@ -227,7 +234,8 @@ class TorchSession:
         return StepContext(phase, rows, start, width, torch.tensor(last, device=self._device))
 
     def _rows(self, operation: str, slots: list[int], tokens: list[Sequence[int]]) -> tuple[Tensor, StepRows]:
-        """Padded ids [B, T] and checked rows; ids outside the vocabulary are refused."""
+        """Padded ids [B, T] and checked rows; ids outside the vocabulary are refused. Padding rows' are not read."""
+        tokens = [t if s >= 0 else () for s, t in zip(slots, tokens, strict=True)]
         width = max(len(t) for t in tokens)
         ids = torch.zeros((len(tokens), max(width, 1)), dtype=torch.int64)
         for i, row in enumerate(tokens):
@@ -237,9 +245,18 @@ class TorchSession:
                 operation, "tokens", expected=f"ids in 0..{self.geometry.vocab - 1}", got=f"{ids.min()}..{ids.max()}"
             )
         slot = torch.tensor(slots, dtype=torch.int64)
-        counts = torch.tensor([len(t) if s >= 0 else 0 for s, t in zip(slots, tokens, strict=True)])
+        counts = torch.tensor([len(t) for t in tokens])
         checked = step_rows(operation, slot.to(self._device), counts.to(self._device), self.pool.slots, ids.shape[1])
         return ids.to(self._device), checked
+
+    def _require_settled(self, operation: str, slots: list[int]) -> None:
+        """No step of these slots awaits its commit: until then a step that flushed counts its records twice."""
+        pending = set() if self._step is None else set(self._step.slot.tolist()) - {-1}
+        if pending & set(slots):
+            raise ContractError(
+                operation, "slot", expected="slots whose last decode is committed",
+                got=f"slots {sorted(pending & set(slots))} with a step to commit", hint="Call commit first",
+            )  # fmt: skip
 
     def _require_room(self, operation: str, rows: list[tuple[int, int]], *, least: int) -> None:
         """Every slot is in use and its cache has room for the tokens."""

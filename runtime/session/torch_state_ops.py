@@ -30,8 +30,8 @@ class StateOps:
         state, cursors = self._pools.ssm[layer], self._pools.cursors
         if ctx.phase is Phase.DECODE:
             if isinstance(state, ConventionalLayerState):
-                return mamba2.mamba2_conventional(state, cursors, ctx.rows, x, k, q, dt, a, d_skip).to(x.dtype)
-            return mamba2.mamba2_update(state, cursors, ctx.rows, x, k, q, dt, a, d_skip).to(x.dtype)
+                return mamba2.mamba2_conventional(state, cursors, ctx.rows, x, k, q, dt, a, d_skip=d_skip).to(x.dtype)
+            return mamba2.mamba2_update(state, cursors, ctx.rows, x, k, q, dt, a, d_skip=d_skip).to(x.dtype)
         out = torch.zeros(x.shape, device=x.device)
         for row in ctx.rows.active.tolist():
             n = int(ctx.rows.num_tokens[row])

@@ -113,10 +113,10 @@ class Layer:
             self.poison()
             tokens = tokens.without(slots, counts)
         if self.shape.kind is SsmKind.MAMBA2:
-            mamba = (tokens.value, tokens.k, tokens.q, tokens.decay, self.a, self.d_skip)
+            mamba = (tokens.value, tokens.k, tokens.q, tokens.decay, self.a)
             if self.conventional is not None:
-                return mamba2.mamba2_conventional(self.conventional, self.cursors, rows, *mamba)
-            return mamba2.mamba2_update(self.state, self.cursors, rows, *mamba)
+                return mamba2.mamba2_conventional(self.conventional, self.cursors, rows, *mamba, d_skip=self.d_skip)
+            return mamba2.mamba2_update(self.state, self.cursors, rows, *mamba, d_skip=self.d_skip)
         assert tokens.beta is not None
         delta = (tokens.q, tokens.k, tokens.value, tokens.decay, tokens.beta)
         if self.conventional is not None:

@@ -20,10 +20,9 @@ def state_pools(
     name: str = "qwen-moe", replay: ReplayConfig = TWO_PRECISIONS, *, slots: int = 3, max_seq_len: int = 32,
     activation: ActivationDtype = ActivationDtype.FLOAT32, conventional: bool = False,
 ) -> StatePools:  # fmt: skip
-    return StatePools.allocate(
-        parse_config(CHECKPOINTS / name), replay, PoolConfig(slots=slots, max_seq_len=max_seq_len, activation=activation),
-        conventional=conventional, device=torch.device("cpu"),
-    )  # fmt: skip
+    geometry = parse_config(CHECKPOINTS / name)
+    pool = PoolConfig(slots=slots, max_seq_len=max_seq_len, activation=activation)
+    return StatePools.allocate(geometry, replay, pool, conventional=conventional, device=torch.device("cpu"))
 
 
 def everything(pools: StatePools) -> list[torch.Tensor]:

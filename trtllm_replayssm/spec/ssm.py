@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from trtllm_replayssm.shapes import SsmShape
+from trtllm_replayssm.shapes import L2_EPS, SsmShape
 
 Array = NDArray[np.float64]
-L2_EPS = 1e-6
 
 
 def softplus(x: Array) -> Array:

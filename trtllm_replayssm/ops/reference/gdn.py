@@ -13,7 +13,7 @@ from trtllm_replayssm.ops.reference.elementwise import sigmoid, softplus
 from trtllm_replayssm.ops.reference.flush import as_rows, load_for_step, store_checkpoints
 from trtllm_replayssm.ops.reference.rows import check_width
 from trtllm_replayssm.ops.reference.window import Window, empty_window, load_ring, ring_index, scatter_rows
-from trtllm_replayssm.spec.ssm import L2_EPS
+from trtllm_replayssm.shapes import L2_EPS
 
 
 def gates(a: Tensor, b: Tensor, a_log: Tensor, dt_bias: Tensor) -> tuple[Tensor, Tensor]:
@@ -65,7 +65,7 @@ def gdn_update(
         u = _correction(window, source, live, keys, v[row, s].float(), beta[row, s])
         u = u.clamp(-FP16_MAX, FP16_MAX).half()
         window.put_value(live, place, u.float(), 1.0)
-        _append(state, slot[live], index[live, place], k[row, s], factor, g[row, s], u, v[row, s], beta[row, s])
+        _append(state, slot[live], index[live, place], k[row, s], factor, g[row, s], u, v=v[row, s], beta=beta[row, s])
         query = q[row, s].float() * (key_factor(q[row, s]) * scale)[..., None]
         out[row, s] = window.read_out(source, scatter_rows(query, live, len(slot)))[live]
     if bool(flush.any()):
@@ -146,8 +146,8 @@ def _correction(window: Window, source: Tensor, rows: Tensor, keys: Tensor, v: T
 
 
 def _append(
-    state: ReplayLayerState, slot: Tensor, ring_row: Tensor, k: Tensor, factor: Tensor, g: Tensor, u: Tensor, v: Tensor,
-    beta: Tensor,
+    state: ReplayLayerState, slot: Tensor, ring_row: Tensor, k: Tensor, factor: Tensor, g: Tensor, u: Tensor, *,
+    v: Tensor, beta: Tensor,
 ) -> None:  # fmt: skip
     assert state.ring_key_factor is not None
     state.ring_key[slot, :, ring_row] = k

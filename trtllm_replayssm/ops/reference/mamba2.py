@@ -19,7 +19,7 @@ def discretise(dt: Tensor, dt_bias: Tensor) -> Tensor:
 
 def mamba2_update(
     state: ReplayLayerState, cursors: CursorTensors, rows: StepRows, x: Tensor, k: Tensor, q: Tensor, dt: Tensor,
-    a: Tensor, d_skip: Tensor,
+    a: Tensor, *, d_skip: Tensor,
 ) -> Tensor:  # fmt: skip
     """One step (paper, Alg. 1-3): x [B, T, H, P], k, q [B, T, G, N] activation dtype, dt [B, T, H] float32 after
     softplus, a = -exp(A_log) [H], d_skip [H] -> [B, T, H, P] float32, zero beyond a row's tokens. Cursors stay.
@@ -65,7 +65,7 @@ def mamba2_fold(state: ReplayLayerState, cursors: CursorTensors, slot: Tensor, a
 
 def mamba2_conventional(
     state: ConventionalLayerState, cursors: CursorTensors, rows: StepRows, x: Tensor, k: Tensor, q: Tensor, dt: Tensor,
-    a: Tensor, d_skip: Tensor,
+    a: Tensor, *, d_skip: Tensor,
 ) -> Tensor:  # fmt: skip
     """The baseline step: read the state, update it and write it for every token. Arguments as `mamba2_update`."""
     check_width("mamba2_conventional", state.config, x.shape[1])
