@@ -1,0 +1,189 @@
+// extern "C" face of the update family: validate, flatten to UpdateParams, dispatch.
+#include "replayssm/update.h"
+
+#include <cuda_runtime_api.h>
+
+#include "abi/check.h"
+#include "kernels/replay_update/dispatch.h"
+
+namespace replayssm {
+namespace {
+
+constexpr int kMaxWindow = 64;
+constexpr int kMaxTokens = 16;
+
+struct Named {
+  const char* name;
+  const rssm_tensor& tensor;
+};
+
+RowTensor rowTensor(const rssm_tensor& t) { return {t.data, t.stride[0], t.stride[1], t.stride[2]}; }
+
+void checkCursors(Checker& check, const rssm_update_args& a, int64_t rows) {
+  check.tensor("slot", a.slot, RSSM_INT32, {rows});
+  check.tensor("num_tokens", a.num_tokens, RSSM_INT32, {rows});
+  int64_t slots = a.checkpoint.shape[0];
+  check.tensor("origin", a.origin, RSSM_INT32, {slots});
+  check.tensor("h", a.h, RSSM_INT32, {slots});
+  check.contiguous("origin", a.origin, 0);
+  check.contiguous("h", a.h, 0);
+}
+
+void checkInputs(Checker& check, const rssm_update_args& a, int32_t act) {
+  const int64_t* v = a.value.shape;
+  int64_t groups = a.k.shape[2], stateDim = a.k.shape[3];
+  check.tensor("value", a.value, act, {kAny, kAny, kAny, kAny});
+  check.tensor("k", a.k, act, {v[0], v[1], kAny, kAny});
+  check.tensor("q", a.q, act, {v[0], v[1], groups, stateDim});
+  check.tensor("dt", a.dt, RSSM_FLOAT32, {v[0], v[1], v[2]});
+  check.tensor("a", a.a, RSSM_FLOAT32, {v[2]});
+  check.contiguous("a", a.a, 0);
+  if (a.skip.data != nullptr) {
+    check.tensor("skip", a.skip, RSSM_FLOAT32, {v[2]});
+    check.contiguous("skip", a.skip, 0);
+  }
+  check.tensor("out", a.out, act, {v[0], v[1], v[2], v[3]});
+  for (const Named& named : {Named{"value", a.value}, Named{"k", a.k}, Named{"q", a.q}}) {
+    check.contiguous(named.name, named.tensor, 3);
+    check.aligned(named.name, named.tensor);
+  }
+  check.contiguous("out", a.out, 3);
+}
+
+void checkState(Checker& check, const rssm_update_args& a, int32_t act) {
+  const int64_t* v = a.value.shape;
+  int64_t groups = a.k.shape[2], stateDim = a.k.shape[3], slots = a.checkpoint.shape[0];
+  int64_t ringRows = a.ring_value.shape[2];
+  check.tensor("checkpoint", a.checkpoint, RSSM_FLOAT32, {kAny, v[2], v[3], stateDim});
+  check.tensor("ring_value", a.ring_value, act, {slots, v[2], kAny, v[3]});
+  check.tensor("ring_k", a.ring_k, act, {slots, groups, ringRows, stateDim});
+  check.tensor("ring_dt", a.ring_dt, RSSM_FLOAT32, {slots, v[2], ringRows});
+  for (const Named& named : {Named{"checkpoint", a.checkpoint}, Named{"ring_value", a.ring_value},
+                             Named{"ring_k", a.ring_k}}) {
+    check.contiguous(named.name, named.tensor, 1);
+    check.aligned(named.name, named.tensor);
+  }
+  check.contiguous("ring_dt", a.ring_dt, 1);
+  if (!check.ok()) return;
+  if (ringRows < a.window + v[1]) {
+    check.fail(RSSM_INVALID_ARGUMENT, "ring_value", "expected C >= window + T = %lld rows, got %lld",
+               static_cast<long long>(a.window + v[1]), static_cast<long long>(ringRows));
+  }
+}
+
+UpdateParams flatten(const rssm_update_args& a) {
+  UpdateParams p{};
+  p.rows = static_cast<int32_t>(a.value.shape[0]);
+  p.tokens = static_cast<int32_t>(a.value.shape[1]);
+  p.heads = static_cast<int32_t>(a.value.shape[2]);
+  p.headDim = static_cast<int32_t>(a.value.shape[3]);
+  p.groups = static_cast<int32_t>(a.k.shape[2]);
+  p.stateDim = static_cast<int32_t>(a.k.shape[3]);
+  p.headsPerGroup = p.heads / p.groups;
+  p.window = a.window;
+  p.ringRows = static_cast<int32_t>(a.ring_value.shape[2]);
+  p.programmaticLaunch = (a.flags & RSSM_UPDATE_PROGRAMMATIC_LAUNCH) != 0;
+  p.slot = static_cast<const int32_t*>(a.slot.data);
+  p.slotStride = a.slot.stride[0];
+  p.numTokens = static_cast<const int32_t*>(a.num_tokens.data);
+  p.numTokensStride = a.num_tokens.stride[0];
+  p.origin = static_cast<const int32_t*>(a.origin.data);
+  p.pending = static_cast<const int32_t*>(a.h.data);
+  p.value = rowTensor(a.value);
+  p.k = rowTensor(a.k);
+  p.q = rowTensor(a.q);
+  p.dt = rowTensor(a.dt);
+  p.a = static_cast<const float*>(a.a.data);
+  p.skip = static_cast<const float*>(a.skip.data);
+  p.out = a.out.data;
+  p.outRowStride = a.out.stride[0];
+  p.outTokenStride = a.out.stride[1];
+  p.outHeadStride = a.out.stride[2];
+  p.checkpoint = static_cast<float*>(a.checkpoint.data);
+  p.checkpointSlotStride = a.checkpoint.stride[0];
+  p.ringValue = a.ring_value.data;
+  p.ringValueSlotStride = a.ring_value.stride[0];
+  p.ringKey = a.ring_k.data;
+  p.ringKeySlotStride = a.ring_k.stride[0];
+  p.ringDt = static_cast<float*>(a.ring_dt.data);
+  p.ringDtSlotStride = a.ring_dt.stride[0];
+  return p;
+}
+
+struct Plan {
+  UpdateParams params;
+  UpdateLauncher launcher;  // null when the step is empty
+};
+
+// Everything both public functions need to know; on failure check.ok() is false.
+Plan plan(const rssm_update_args* args, Checker& check) {
+  Plan result{};
+  if (args == nullptr) {
+    check.fail(RSSM_INVALID_ARGUMENT, "args", "expected a pointer, got null");
+    return result;
+  }
+  const rssm_update_args& a = *args;
+  check.header(a.struct_size, sizeof(rssm_update_args), a.abi_version);
+  check.range("window", a.window, 1, kMaxWindow);
+  if (check.ok() && a.kind != RSSM_MAMBA2) {
+    check.fail(RSSM_UNSUPPORTED, "kind", "expected %d (Mamba-2), got %d", RSSM_MAMBA2, a.kind);
+  }
+  if (!check.ok()) return result;
+  int32_t act = a.value.dtype == RSSM_FLOAT16 ? RSSM_FLOAT16 : RSSM_BFLOAT16;
+  checkInputs(check, a, act);
+  if (!check.ok()) return result;
+  check.range("value: T", a.value.shape[1], 0, kMaxTokens);
+  check.range("value: B", a.value.shape[0], 0, INT32_MAX / 65536);
+  int64_t heads = a.value.shape[2], groups = a.k.shape[2];
+  if (groups < 1 || heads < 1 || heads % groups != 0 || heads > 65536) {
+    check.fail(RSSM_INVALID_ARGUMENT, "k: G", "expected groups that divide the %lld heads, got %lld",
+               static_cast<long long>(heads), static_cast<long long>(groups));
+  }
+  checkState(check, a, act);
+  checkCursors(check, a, a.value.shape[0]);
+  if (!check.ok()) return result;
+  result.params = flatten(a);
+  UpdateParams& p = result.params;
+  if (p.rows == 0 || p.tokens == 0) return result;
+  int device = 0;
+  cudaError_t code = cudaGetDevice(&device);
+  if (code == cudaSuccess) {
+    code = cudaDeviceGetAttribute(&p.multiprocessors, cudaDevAttrMultiProcessorCount, device);
+  }
+  if (code != cudaSuccess) {
+    check.fail(RSSM_CUDA_ERROR, "device", "%s", cudaGetErrorString(code));
+    return result;
+  }
+  ActivationType type = act == RSSM_FLOAT16 ? ActivationType::kFloat16 : ActivationType::kBfloat16;
+  result.launcher = findMamba2Update(type, p);
+  if (result.launcher == nullptr) {
+    check.fail(RSSM_UNSUPPORTED, "value, k", "no kernel for %s, d_v %d, d_k %d, T %d; built are:\n%s",
+               dtypeName(act), p.headDim, p.stateDim, p.tokens, supportedUpdates());
+  }
+  return result;
+}
+
+}  // namespace
+}  // namespace replayssm
+
+uint32_t rssm_abi_version(void) { return RSSM_ABI_VERSION; }
+
+const char* rssm_update_supported(void) { return replayssm::supportedUpdates(); }
+
+rssm_status rssm_update_workspace(const rssm_update_args* args, size_t* bytes, rssm_error* error) {
+  replayssm::Checker check("rssm_update_workspace", error);
+  replayssm::plan(args, check);
+  if (check.ok() && bytes == nullptr) check.fail(RSSM_INVALID_ARGUMENT, "bytes", "expected a pointer, got null");
+  if (check.ok()) *bytes = 0;
+  return check.status();
+}
+
+rssm_status rssm_update(const rssm_update_args* args, void* /*workspace*/, size_t /*workspace_bytes*/, void* stream,
+                        rssm_error* error) {
+  replayssm::Checker check("rssm_update", error);
+  replayssm::Plan plan = replayssm::plan(args, check);
+  if (!check.ok() || plan.launcher == nullptr) return check.status();
+  cudaError_t code = plan.launcher(plan.params, static_cast<cudaStream_t>(stream));
+  if (code != cudaSuccess) check.fail(RSSM_CUDA_ERROR, "launch", "%s", cudaGetErrorString(code));
+  return check.status();
+}

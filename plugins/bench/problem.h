@@ -1,0 +1,119 @@
+// One benchmark problem: a pool of layer state that is several times the L2, rotated over, and the calls on it.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "bench/fill.h"
+#include "bench/support.h"
+#include "replayssm/update.h"
+
+struct Shape {
+  const char* name;
+  int heads, groups, headDim, stateDim;
+};
+
+inline constexpr Shape kShapes[] = {{"nano4b", 96, 8, 80, 128}, {"super120b", 128, 8, 64, 128}};
+
+struct Problem {
+  static constexpr int64_t kColdBytes = int64_t{400} << 20;  // rotated state: several times the L2
+
+  Shape shape;
+  int rows, tokens, window, ringRows, rotations, repeats;
+  int64_t slots;
+  std::vector<std::unique_ptr<Buffer>> buffers;
+  rssm_update_args args{};
+  std::vector<void*> pendingByH;  // [S] int32 each, all equal to h
+  std::vector<void*> slotByRotation;
+
+  Problem(const Shape& s, int b, int t, int l) : shape(s), rows(b), tokens(t), window(l), ringRows(l + t) {
+    int64_t rowBytes = stateElems() * 4;
+    rotations = static_cast<int>(std::max<int64_t>(1, (kColdBytes + rows * rowBytes - 1) / (rows * rowBytes)));
+    repeats = rotations >= 8 ? 1 : (8 + rotations - 1) / rotations;
+    slots = static_cast<int64_t>(rows) * rotations;
+    allocate();
+  }
+
+  int64_t stateElems() const { return static_cast<int64_t>(shape.heads) * shape.headDim * shape.stateDim; }
+
+  // State once (twice on a flush), h + T records, the step's queries and outputs.
+  double floorBytes(int h) const {
+    double state = 4.0 * static_cast<double>(stateElems());
+    double record = 2.0 * shape.heads * shape.headDim + 2.0 * shape.groups * shape.stateDim + 4.0 * shape.heads;
+    return rows * (state * (h + tokens > window ? 2 : 1) + record * (h + tokens));
+  }
+
+  void update(int rotation, int h, bool programmatic, cudaStream_t stream) {
+    rssm_update_args call = args;
+    call.flags = programmatic ? RSSM_UPDATE_PROGRAMMATIC_LAUNCH : 0;
+    call.h.data = pendingByH[static_cast<size_t>(h)];
+    call.slot.data = slotByRotation[static_cast<size_t>(rotation)];
+    rssm_error error{};
+    if (rssm_update(&call, nullptr, 0, stream, &error) != RSSM_OK) throw std::runtime_error(error.message);
+  }
+
+ private:
+  void* allocate(int64_t bytes) {
+    buffers.push_back(std::make_unique<Buffer>(bytes));
+    return buffers.back()->data();
+  }
+
+  rssm_tensor act(std::initializer_list<int64_t> dims, float scale, uint32_t seed) {
+    int64_t count = 1;
+    for (int64_t d : dims) count *= d;
+    void* data = allocate(count * 2);
+    cudaOk(fillBfloat16(data, count, -scale, scale, seed), "fill");
+    return contiguousView(data, RSSM_BFLOAT16, dims);
+  }
+
+  rssm_tensor real(std::initializer_list<int64_t> dims, float low, float high, uint32_t seed) {
+    int64_t count = 1;
+    for (int64_t d : dims) count *= d;
+    void* data = allocate(count * 4);
+    cudaOk(fillFloat32(data, count, low, high, seed), "fill");
+    return contiguousView(data, RSSM_FLOAT32, dims);
+  }
+
+  void* integers(const std::vector<int32_t>& values) {
+    void* data = allocate(static_cast<int64_t>(values.size()) * 4);
+    cudaOk(cudaMemcpy(data, values.data(), values.size() * 4, cudaMemcpyHostToDevice), "copy");
+    return data;
+  }
+
+  void allocate() {
+    const int64_t b = rows, t = tokens, h = shape.heads, g = shape.groups, p = shape.headDim, n = shape.stateDim;
+    args.struct_size = sizeof(args);
+    args.abi_version = RSSM_ABI_VERSION;
+    args.kind = RSSM_MAMBA2;
+    args.window = window;
+    args.value = act({b, t, h, p}, 1.0f, 1);
+    args.k = act({b, t, g, n}, 1.0f, 2);
+    args.q = act({b, t, g, n}, 1.0f, 3);
+    args.dt = real({b, t, h}, 0.001f, 0.1f, 4);
+    args.a = real({h}, -16.0f, -1.0f, 5);
+    args.skip = real({h}, -1.0f, 1.0f, 6);
+    args.out = act({b, t, h, p}, 1.0f, 7);
+    args.checkpoint = real({slots, h, p, n}, -1.0f, 1.0f, 8);
+    args.ring_value = act({slots, h, ringRows, p}, 1.0f, 9);
+    args.ring_k = act({slots, g, ringRows, n}, 1.0f, 10);
+    args.ring_dt = real({slots, h, ringRows}, 0.001f, 0.1f, 11);
+    std::vector<int32_t> origin(static_cast<size_t>(slots));
+    for (size_t i = 0; i < origin.size(); ++i) origin[i] = static_cast<int32_t>(i * 7 % static_cast<size_t>(ringRows));
+    args.origin = contiguousView(integers(origin), RSSM_INT32, {slots});
+    for (int pending = 0; pending <= window; ++pending) {
+      pendingByH.push_back(integers(std::vector<int32_t>(static_cast<size_t>(slots), pending)));
+    }
+    args.h = contiguousView(pendingByH[0], RSSM_INT32, {slots});
+    args.num_tokens = contiguousView(integers(std::vector<int32_t>(static_cast<size_t>(b), tokens)), RSSM_INT32, {b});
+    for (int r = 0; r < rotations; ++r) {
+      std::vector<int32_t> slot(static_cast<size_t>(b));
+      for (int i = 0; i < rows; ++i) slot[static_cast<size_t>(i)] = r * rows + (i * 37 + 11) % rows;
+      bool permutation = rows % 37 != 0;
+      if (!permutation) for (int i = 0; i < rows; ++i) slot[static_cast<size_t>(i)] = r * rows + i;
+      slotByRotation.push_back(integers(slot));
+    }
+    args.slot = contiguousView(slotByRotation[0], RSSM_INT32, {b});
+    cudaOk(cudaDeviceSynchronize(), "fill");
+  }
+};

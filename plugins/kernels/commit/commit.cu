@@ -1,0 +1,32 @@
+// Moves the cursors of every row once per step: one thread a row, distinct slots, no communication.
+#include "commit.h"
+
+namespace replayssm {
+namespace {
+
+constexpr int kThreads = 128;
+
+__global__ void commitKernel(const CommitParams p) {
+  int row = blockIdx.x * kThreads + threadIdx.x;
+  if (row >= p.rows) return;
+  int slot = p.slot[row * p.slotStride];
+  if (slot < 0) return;
+  int tokens = min(max(p.numTokens[row * p.numTokensStride], 0), p.ringRows - p.window);
+  int accepted = min(max(p.accepted[row * p.acceptedStride], 0), tokens);
+  int pending = p.pending[slot];
+  if (pending + tokens > p.window) {
+    p.origin[slot] = (p.origin[slot] + pending) % p.ringRows;
+    pending = 0;
+  }
+  p.pending[slot] = pending + accepted;
+  p.position[slot] += accepted;
+}
+
+}  // namespace
+
+cudaError_t launchCommit(const CommitParams& p, cudaStream_t stream) {
+  commitKernel<<<(p.rows + kThreads - 1) / kThreads, kThreads, 0, stream>>>(p);
+  return cudaGetLastError();
+}
+
+}  // namespace replayssm

@@ -1,0 +1,94 @@
+// Shared-memory barriers, asynchronous copies and programmatic launch control: thin names for PTX of sm_90 and later.
+// Addresses are 32-bit shared-window addresses (see sharedAddress). No policy lives here.
+#pragma once
+
+#include <cstdint>
+
+namespace replayssm {
+
+__device__ __forceinline__ uint32_t sharedAddress(const void* pointer) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+__device__ __forceinline__ void barrierInit(uint32_t barrier, uint32_t arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+
+// Makes barrier initialisation visible to the asynchronous proxy; a __syncthreads must follow.
+__device__ __forceinline__ void barrierInitFence() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+__device__ __forceinline__ void barrierArrive(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+// Announces bytes without arriving.
+__device__ __forceinline__ void barrierExpect(uint32_t barrier, uint32_t bytes) {
+  asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+
+__device__ __forceinline__ void barrierArriveExpect(uint32_t barrier, uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+
+// Waits until the phase of the given parity has completed.
+__device__ __forceinline__ void barrierWait(uint32_t barrier, uint32_t parity) {
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "again:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@!done bra again;\n"
+      "}\n" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
+}
+
+// Global -> shared by the bulk engine; 16-byte aligned addresses and sizes; completes on `barrier`.
+__device__ __forceinline__ void bulkLoad(uint32_t target, const void* source, uint32_t bytes, uint32_t barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(target),
+               "l"(source), "r"(bytes), "r"(barrier)
+               : "memory");
+}
+
+// Shared -> global by the bulk engine; the caller commits the group and waits before it reuses the source.
+__device__ __forceinline__ void bulkStore(void* target, uint32_t source, uint32_t bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(target), "r"(source), "r"(bytes)
+               : "memory");
+}
+
+__device__ __forceinline__ void bulkCommit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+
+// Until all committed stores have read their source.
+__device__ __forceinline__ void bulkWaitRead() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+
+// Until all committed stores are complete.
+__device__ __forceinline__ void bulkWait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+
+// Orders ordinary shared-memory writes of this thread before later asynchronous reads of them.
+__device__ __forceinline__ void asyncProxyFence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// Four bytes, global -> shared, asynchronous, not tied to alignment of more than four bytes.
+__device__ __forceinline__ void wordLoad(uint32_t target, const void* source) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(target), "l"(source) : "memory");
+}
+
+// Sixteen bytes, global -> shared, asynchronous, past the L1; both addresses 16-byte aligned.
+__device__ __forceinline__ void pieceLoad(uint32_t target, const void* source) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(target), "l"(source) : "memory");
+}
+
+// This thread's arrival on `barrier` happens when all its earlier word and piece loads have landed.
+__device__ __forceinline__ void loadsArrive(uint32_t barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
+
+// Until all word and piece loads of this thread have landed; a thread must not exit before.
+__device__ __forceinline__ void loadsDrain() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
+// Programmatic launch: wait for the preceding grid (a no-op without the launch attribute), let the next one start.
+__device__ __forceinline__ void waitForPredecessor() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+__device__ __forceinline__ void releaseDependents() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+
+}  // namespace replayssm

@@ -1,0 +1,82 @@
+// Decay sums of one head, held across the lanes of a warp.
+//
+// Committed records: suffix sums, newest to oldest, so that no weight is ever a difference of prefix sums. This step's
+// tokens: prefix sums from the first of them. Masked entries are never read from shared memory.
+#pragma once
+
+#include "traits.cuh"
+
+namespace replayssm {
+
+constexpr unsigned kAllLanes = 0xffffffffu;
+
+// Sum over the lanes after this one (exclusive), reverse order; lanes from `count` on hold zero.
+__device__ __forceinline__ float suffixExclusive(float value, int count, int lane) {
+  float sum = value;
+  for (int d = 1; d < count; d *= 2) {
+    float other = __shfl_down_sync(kAllLanes, sum, d);
+    if (lane + d < 32) sum += other;
+  }
+  float next = __shfl_down_sync(kAllLanes, sum, 1);
+  return lane < 31 ? next : 0.0f;
+}
+
+// Sum over the lanes up to and including this one; meaningful on the first `count` lanes.
+__device__ __forceinline__ float prefixInclusive(float value, int count, int lane) {
+  float sum = value;
+  for (int d = 1; d < count; d *= 2) {
+    float other = __shfl_up_sync(kAllLanes, sum, d);
+    if (lane >= d) sum += other;
+  }
+  return sum;
+}
+
+struct Decay {
+  float suffix[2];    // of record `lane` and `lane + 32`: log-decay from after it to the newest committed record
+  float weight[2];    // dt of those records
+  float total;        // log-decay over all committed records, every lane
+  float draft;        // log-decay of token `lane`, 0 from num_tokens on
+  float draftWeight;  // dt of token `lane`
+  float prefix;       // log-decay of tokens 0..lane of this step
+
+  __device__ void load(const float* dt, float a, int pending, int tokens, int lane) {
+    float log[2];
+#pragma unroll
+    for (int part = 0; part < 2; ++part) {
+      int j = lane + 32 * part;
+      weight[part] = j < pending ? dt[j] : 0.0f;
+      log[part] = weight[part] * a;
+      suffix[part] = 0.0f;
+    }
+    float upper = 0.0f;
+    if (pending > 32) {
+      suffix[1] = suffixExclusive(log[1], pending - 32, lane);
+      upper = __shfl_sync(kAllLanes, suffix[1] + log[1], 0);
+    }
+    suffix[0] = suffixExclusive(log[0], min(pending, 32), lane) + upper;
+    total = __shfl_sync(kAllLanes, suffix[0] + log[0], 0);
+    draftWeight = lane < tokens ? dt[pending + lane] : 0.0f;
+    draft = draftWeight * a;
+    prefix = prefixInclusive(draft, tokens, lane);
+  }
+
+  // suffix and dt of committed record j, whose tile starts at `first`; dt is 0 for other records. All lanes call it.
+  __device__ void committed(int first, int j, int pending, float& suffixOut, float& weightOut) const {
+    bool upper = first >= 32;
+    suffixOut = __shfl_sync(kAllLanes, upper ? suffix[1] : suffix[0], j & 31);
+    weightOut = __shfl_sync(kAllLanes, upper ? weight[1] : weight[0], j & 31);
+    if (j >= pending) weightOut = 0.0f;
+  }
+
+  // Sum of the log-decays of tokens first+1 .. last, added in order.
+  __device__ float between(int first, int last, int tokens) const {
+    float sum = 0.0f;
+    for (int s = 1; s < tokens; ++s) {
+      float one = __shfl_sync(kAllLanes, draft, s);
+      if (s > first && s <= last) sum += one;
+    }
+    return sum;
+  }
+};
+
+}  // namespace replayssm

@@ -1,0 +1,27 @@
+// The update family as the ABI layer sees it: no templates, no CUDA syntax.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "params.h"
+
+namespace replayssm {
+
+enum class ActivationType : int32_t { kBfloat16, kFloat16 };
+
+// How a problem maps to a launch. stages = 0: the kernel's shared memory cannot hold it.
+struct UpdateLaunch {
+  int headsPerChunk;  // heads that share one load of the group's keys
+  int grid;           // CTAs, at most one per multiprocessor
+  int sharedBytes;
+  int stages;  // items in flight or in use
+};
+
+// The built kernel that serves the problem with the most items in flight, or null. Pure.
+using UpdateLauncher = cudaError_t (*)(const UpdateParams&, cudaStream_t);
+UpdateLauncher findMamba2Update(ActivationType act, const UpdateParams& p);
+
+// One line per built combination.
+const char* supportedUpdates();
+
+}  // namespace replayssm

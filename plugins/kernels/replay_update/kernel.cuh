@@ -1,0 +1,192 @@
+// The Mamba-2 update kernel: per team, one producer warp feeds consumer warps that never wait for each other.
+//
+// Ownership: consumer warp w of a team owns rows 16w..16w+15 of the item's state in shared memory, the same rows of the
+// checkpoint, and elements 16w..16w+15 of the values it appends. Warp 0 appends dt, and a group's keys.
+#pragma once
+
+#include "fold.cuh"
+#include "producer.cuh"
+
+namespace replayssm {
+
+template <class Traits>
+struct Consumer {
+  using Act = typename Traits::Act;
+  const UpdateParams& p;
+  const SharedLayout layout;
+  const Barriers barriers;
+  char* const shared;  // the team's share
+  const int warp, lane;  // warp within the team
+  TokenVectors<Traits> queries{};
+
+  // Values and dt of this step into ring rows h, h + 1, ... (behind the committed ones; nobody reads those now).
+  __device__ void appendRecords(const ItemHeader& item, const char* values, const float* dt) {
+    int token = lane / 2;
+    if (token < item.tokens()) {
+      int row = item.origin() + item.pending() + token;
+      if (row >= p.ringRows) row -= p.ringRows;
+      Act* ring = static_cast<Act*>(p.ringValue) + item.slot * p.ringValueSlotStride +
+                  (static_cast<int64_t>(item.head()) * p.ringRows + row) * Traits::kHeadDim + warp * kSlab +
+                  (lane & 1) * 8;
+      *reinterpret_cast<uint4*>(ring) = *reinterpret_cast<const uint4*>(
+          values + (item.pending() + token) * Traits::kValuePitch + (lane & 1) * 16);
+    }
+    if (warp == 0 && lane < item.tokens()) {
+      int row = item.origin() + item.pending() + lane;
+      if (row >= p.ringRows) row -= p.ringRows;
+      p.ringDt[item.slot * p.ringDtSlotStride + static_cast<int64_t>(item.head()) * p.ringRows + row] =
+          dt[item.pending() + lane];
+    }
+  }
+
+  __device__ void appendKeys(const ItemHeader& item, const char* keys) {
+    constexpr int kPieces = Traits::kStateDim / 8;  // 16-byte pieces of a key
+    int group = item.head() / p.headsPerGroup;
+    for (int i = lane; i < item.tokens() * kPieces; i += 32) {
+      int token = i / kPieces, piece = i % kPieces;
+      int row = item.origin() + item.pending() + token;
+      if (row >= p.ringRows) row -= p.ringRows;
+      Act* ring = static_cast<Act*>(p.ringKey) + item.slot * p.ringKeySlotStride +
+                  (static_cast<int64_t>(group) * p.ringRows + row) * Traits::kStateDim + piece * 8;
+      *reinterpret_cast<uint4*>(ring) = *reinterpret_cast<const uint4*>(
+          keys + (item.pending() + token) * Traits::kKeyPitch + piece * 16);
+    }
+  }
+
+  // Lane (g, c) holds rows g, g + 8 and tokens 2c, 2c + 1 of each tile; tokens from num_tokens on are written as zero.
+  __device__ void writeOutput(const ItemHeader& item, const float (&sum)[Traits::kTokenTiles][4]) {
+    Act* out = static_cast<Act*>(p.out) + item.row * p.outRowStride + item.head() * p.outHeadStride +
+               warp * kSlab + lane / 4;
+#pragma unroll
+    for (int tile = 0; tile < Traits::kTokenTiles; ++tile) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        int token = tile * 8 + 2 * (lane % 4) + e;
+        if (token >= p.tokens) continue;
+        bool real = token < item.tokens();
+        uint16_t* at = reinterpret_cast<uint16_t*>(out + token * p.outTokenStride);
+        at[0] = Activation<Act>::fromFloat(real ? sum[tile][e] : 0.0f);
+        at[8] = Activation<Act>::fromFloat(real ? sum[tile][2 + e] : 0.0f);
+      }
+    }
+  }
+
+  // Folds and stores the slab; returns when the slab may be overwritten.
+  __device__ void flush(const ItemHeader& item, float* slab, const char* keys, const char* values,
+                        const Decay& decay) {
+    fold<Traits>(slab, keys, values, decay, item.pending(), lane);
+    asyncProxyFence();
+    __syncwarp();
+    if (lane == 0) {
+      float* target = p.checkpoint + item.slot * p.checkpointSlotStride +
+                      (static_cast<int64_t>(item.head()) * Traits::kHeadDim + warp * kSlab) * Traits::kStateDim;
+      bulkStore(target, sharedAddress(slab), kSlab * Traits::kStateDim * 4);
+      bulkCommit();
+      bulkWaitRead();
+    }
+  }
+
+  __device__ void compute(const ItemHeader& item, char* stage, const char* keys) {
+    float* slab = reinterpret_cast<float*>(stage) + warp * kSlab * Traits::kStateDim;
+    const char* values = stage + layout.valueOffset + warp * kSlab * 2;
+    const float* dt = reinterpret_cast<const float*>(stage + layout.dtOffset);
+    const float* scalars = reinterpret_cast<const float*>(stage + layout.scalarOffset);
+    Decay decay;
+    decay.load(dt, scalars[0], item.pending(), item.tokens(), lane);
+    float skip = p.skip != nullptr ? scalars[1] : 0.0f;
+
+    float sum[Traits::kTokenTiles][4];
+    readState<Traits>(sum, slab, queries, lane);
+#pragma unroll
+    for (int tile = 0; tile < Traits::kTokenTiles; ++tile) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        float prefix = __shfl_sync(kAllLanes, decay.prefix, tile * 8 + 2 * (lane % 4) + e);
+        float factor = expf(decay.total + prefix);
+        sum[tile][e] *= factor;
+        sum[tile][2 + e] *= factor;
+      }
+    }
+    readRecords<Traits>(sum, keys, values, queries, decay, skip, item.pending(), item.tokens(), lane);
+    writeOutput(item, sum);
+    appendRecords(item, values, dt);
+    if (item.pending() + item.tokens() > p.window) flush(item, slab, keys, values, decay);
+  }
+
+  // The item's header, read by lane 0: the lane that later hands the stage back.
+  __device__ ItemHeader readHeader(const char* stage) const {
+    int4 word{};
+    if (lane == 0) word = *reinterpret_cast<const int4*>(stage + layout.headerOffset);
+    return {__shfl_sync(kAllLanes, word.x, 0), __shfl_sync(kAllLanes, word.y, 0),
+            static_cast<uint32_t>(__shfl_sync(kAllLanes, word.z, 0)),
+            static_cast<uint32_t>(__shfl_sync(kAllLanes, word.w, 0))};
+  }
+
+  __device__ void run() {
+    RingCursor at;
+    while (true) {
+      barrierWait(barriers.full(at.index), at.parity);
+      char* stage = shared + layout.stageOffset(at.index);
+      const ItemHeader item = readHeader(stage);
+      if (item.has(kEnd)) break;
+      int buffer = layout.keyBuffers == 1 ? 0 : item.chunk() & 1;
+      uint32_t keyParity = layout.keyBuffers == 1 ? item.chunk() & 1 : item.chunk() >> 1;
+      const char* keys = shared + layout.keyOffset(buffer);
+      if (item.has(kZero)) {
+        float zero[Traits::kTokenTiles][4] = {};
+        writeOutput(item, zero);
+      } else {
+        if (item.has(kFirst)) {
+          barrierWait(barriers.keysFull(buffer), keyParity);
+          queries.load(keys + layout.queryOffset, item.tokens(), lane);
+          if (warp == 0 && item.has(kAppendKeys)) appendKeys(item, keys);
+        }
+        compute(item, stage, keys);
+      }
+      __syncwarp();
+      if (lane == 0) {
+        barrierArrive(barriers.empty(at.index));
+        if (item.has(kLast) && !item.has(kZero)) barrierArrive(barriers.keysEmpty(buffer));
+      }
+      at.advance(layout.stages);
+    }
+    if (lane == 0) bulkWait();
+  }
+};
+
+template <class Traits>
+__device__ void initBarriers(const Barriers& barriers, const SharedLayout& layout) {
+  for (int i = 0; i < layout.stages; ++i) {
+    barrierInit(barriers.full(i), 32);  // the producer's lanes
+    barrierInit(barriers.empty(i), Traits::kWarps);
+  }
+  for (int i = 0; i < layout.keyBuffers; ++i) {
+    barrierInit(barriers.keysFull(i), 32);
+    barrierInit(barriers.keysEmpty(i), Traits::kWarps);
+  }
+  barrierInitFence();
+}
+
+template <class Traits>
+__global__ void __launch_bounds__(Traits::kThreads, 1)
+    mamba2UpdateKernel(const __grid_constant__ UpdateParams p, int headsPerChunk) {
+  extern __shared__ __align__(128) char shared[];
+  constexpr int kTeamThreads = 32 * (Traits::kWarps + 1);
+  const SharedLayout layout = sharedLayout<Traits>(p.window, p.tokens);
+  const int team = threadIdx.x / kTeamThreads;
+  const int warp = threadIdx.x % kTeamThreads / 32, lane = threadIdx.x % 32;
+  char* const share = shared + team * layout.teamBytes;
+  const Barriers barriers{sharedAddress(share)};
+  if (threadIdx.x % kTeamThreads == 0) initBarriers<Traits>(barriers, layout);
+  __syncthreads();
+  releaseDependents();
+  if (warp == Traits::kWarps) {
+    waitForPredecessor();
+    Producer<Traits>{p, layout, barriers, sharedAddress(share), share, lane, {}, {}}.run(
+        headsPerChunk, team * gridDim.x + blockIdx.x, Traits::kTeams * gridDim.x);
+  } else {
+    Consumer<Traits>{p, layout, barriers, share, warp, lane}.run();
+  }
+}
+
+}  // namespace replayssm

@@ -1,0 +1,47 @@
+// What a launch of the update family reads, as plain data: pointers, strides in elements, sizes. Filled once by the ABI
+// layer after validation; no kernel re-checks it.
+#pragma once
+
+#include <cstdint>
+
+namespace replayssm {
+
+// A dense activation tensor [B, T, heads or groups, elements], the last axis contiguous.
+struct RowTensor {
+  const void* data;
+  int64_t rowStride, tokenStride, headStride;
+};
+
+struct UpdateParams {
+  int32_t rows, tokens, heads, groups, headsPerGroup;  // B, T, H, G, H / G
+  int32_t headDim, stateDim;                           // P, N
+  int32_t window, ringRows;                            // L, C
+  int32_t multiprocessors;
+  bool programmaticLaunch;
+
+  const int32_t* slot;  // [B], -1 = padding
+  int64_t slotStride;
+  const int32_t* numTokens;  // [B]
+  int64_t numTokensStride;
+  const int32_t* origin;  // [S]
+  const int32_t* pending;  // [S], h
+
+  RowTensor value;  // act
+  RowTensor k, q;   // act
+  RowTensor dt;     // float32 [B, T, H]
+  const float* a;     // [H]
+  const float* skip;  // [H] or null
+  void* out;          // act [B, T, H, P]
+  int64_t outRowStride, outTokenStride, outHeadStride;
+
+  float* checkpoint;  // [S, H, P, N], all but the slot axis contiguous
+  int64_t checkpointSlotStride;
+  void* ringValue;  // [S, H, C, P], likewise
+  int64_t ringValueSlotStride;
+  void* ringKey;  // [S, G, C, N], likewise
+  int64_t ringKeySlotStride;
+  float* ringDt;  // [S, H, C], likewise
+  int64_t ringDtSlotStride;
+};
+
+}  // namespace replayssm

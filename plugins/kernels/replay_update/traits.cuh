@@ -1,0 +1,109 @@
+// Compile-time choices of the update family, and the shared-memory layout that follows from them.
+//
+// A CTA holds kTeams independent teams, so that one team's latency hides behind the others. A team is one producer warp
+// and kWarps consumer warps. Its producer streams ITEMS through a ring of stages; an item is one head's state (P rows of
+// N floats) with its records, and each consumer warp owns kSlab rows of every item. Keys and queries are shared by the
+// heads of a group, so they travel once per CHUNK (the heads of one group and row that one team takes), through the
+// team's key buffers.
+#pragma once
+
+#include <cstdint>
+
+namespace replayssm {
+
+constexpr int kSlab = 16;           // state rows of a warp: the height of a matrix instruction
+constexpr int kBlock = 32;          // state columns a warp handles at a time: 8 contiguous ones a lane
+constexpr int kMaxStages = 8;      // of a team
+constexpr int kSharedBudget = 232448 - 1024;  // bytes a CTA may take on sm_90, less what the system reserves
+constexpr int kBarrierBytes = 256;  // of a team
+
+template <class Act_, int kHeadDim_, int kStateDim_, int kTeams_, int kTokenTiles_>
+struct UpdateTraits {
+  using Act = Act_;
+  static constexpr int kHeadDim = kHeadDim_;        // P
+  static constexpr int kStateDim = kStateDim_;      // N
+  static constexpr int kTeams = kTeams_;            // independent teams of a CTA
+  static constexpr int kTokenTiles = kTokenTiles_;  // tiles of 8 tokens: 1 (T <= 8) or 2 (T <= 16)
+  static constexpr int kWarps = kHeadDim / kSlab;   // consumer warps of a team; its last warp is the producer
+  static constexpr int kThreads = 32 * kTeams * (kWarps + 1);
+  static constexpr int kBlocks = kStateDim / kBlock;
+
+  // Row pitches in bytes; the extra bytes spread matrix fragments over the banks: keys are read as 64-byte pieces of
+  // neighbouring rows, values as pairs of rows.
+  static constexpr int kKeyPitch = kStateDim * 2 + 64;
+  static constexpr int kValuePitch = kHeadDim * 2 + 16;
+  static constexpr int kStateBytes = kHeadDim * kStateDim * 4;
+
+  static_assert(sizeof(Act) == 2, "activations are 16-bit");
+  static_assert(kHeadDim % kSlab == 0, "a warp owns 16 whole state rows of one head");
+  static_assert(kStateDim % kBlock == 0, "a lane reads 8 contiguous columns of a 32-column block");
+  static_assert(kThreads <= 1024, "one CTA of at most 32 warps");
+  static_assert(kTokenTiles == 1 || kTokenTiles == 2, "at most 16 tokens a row");
+};
+
+enum HeaderFlags : uint32_t {
+  kEnd = 1,        // no more items
+  kZero = 2,       // padding row or no tokens: write zeros, nothing was loaded
+  kFirst = 4,      // first item of a chunk: wait for the keys
+  kLast = 8,       // last item of a chunk: release the keys
+  kAppendKeys = 16  // this chunk writes the group's new keys into the ring
+};
+
+// What a consumer needs to know of an item, in one 16-byte word; written by the producer into the item's stage.
+struct ItemHeader {
+  int32_t row, slot;  // batch row, state slot
+  uint32_t headChunk;  // head, and the chunk's ordinal within the team modulo 4 in the two top bits
+  uint32_t counts;     // flags (8 bits), num_tokens, h, ring row of the oldest record (8 bits each)
+
+  static __device__ ItemHeader make(uint32_t flags, int row, int slot, int head, int origin, int pending, int tokens,
+                                    int chunk) {
+    return {row, slot, static_cast<uint32_t>(head) | static_cast<uint32_t>(chunk & 3) << 30,
+            flags | static_cast<uint32_t>(tokens) << 8 | static_cast<uint32_t>(pending) << 16 |
+                static_cast<uint32_t>(origin) << 24};
+  }
+  __device__ bool has(HeaderFlags flag) const { return (counts & flag) != 0; }
+  __device__ int head() const { return static_cast<int>(headChunk & 0x3fffffffu); }
+  __device__ int chunk() const { return static_cast<int>(headChunk >> 30); }
+  __device__ int tokens() const { return static_cast<int>(counts >> 8 & 255u); }
+  __device__ int pending() const { return static_cast<int>(counts >> 16 & 255u); }
+  __device__ int origin() const { return static_cast<int>(counts >> 24); }
+};
+static_assert(sizeof(ItemHeader) == 16, "one shared-memory access");
+
+// Byte offsets of one stage and of a team's share. `records` = window + T rows of every record array.
+struct SharedLayout {
+  int32_t records;
+  int32_t valueOffset, dtOffset, scalarOffset, headerOffset, stageBytes;
+  int32_t queryOffset, keyBufferBytes, keyBuffers, stages;
+  int32_t teamBytes;
+
+  constexpr __host__ __device__ int32_t keyOffset(int buffer) const { return kBarrierBytes + buffer * keyBufferBytes; }
+  constexpr __host__ __device__ int32_t stageOffset(int stage) const {
+    return kBarrierBytes + keyBuffers * keyBufferBytes + stage * stageBytes;
+  }
+};
+
+// Two key buffers hide a chunk's start; with little room one buffer and one more stage serve better.
+template <class Traits>
+constexpr __host__ __device__ SharedLayout sharedLayout(int window, int tokens) {
+  SharedLayout s{};
+  s.records = window + tokens;
+  s.valueOffset = Traits::kStateBytes;
+  s.dtOffset = s.valueOffset + s.records * Traits::kValuePitch;
+  s.scalarOffset = s.dtOffset + (s.records * 4 + 15) / 16 * 16;
+  s.headerOffset = s.scalarOffset + 16;
+  s.stageBytes = (s.headerOffset + static_cast<int>(sizeof(ItemHeader)) + 127) / 128 * 128;
+  s.queryOffset = s.records * Traits::kKeyPitch;
+  s.keyBufferBytes = ((s.records + tokens) * Traits::kKeyPitch + 127) / 128 * 128;
+  const int share = kSharedBudget / Traits::kTeams / 128 * 128 - kBarrierBytes;
+  const int stagesBesideTwo = (share - 2 * s.keyBufferBytes) / s.stageBytes;
+  const int stagesBesideOne = (share - s.keyBufferBytes) / s.stageBytes;
+  const bool one = stagesBesideTwo < 3 && stagesBesideOne > stagesBesideTwo;
+  s.keyBuffers = one ? 1 : 2;
+  s.stages = one ? stagesBesideOne : stagesBesideTwo;
+  if (s.stages > kMaxStages) s.stages = kMaxStages;
+  s.teamBytes = s.stageOffset(s.stages);
+  return s;
+}
+
+}  // namespace replayssm

@@ -1,0 +1,81 @@
+"""The ctypes mirror has the sizes and offsets of the C headers, and each header compiles alone as C and as C++."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from trtllm_replayssm.ops import _abi
+
+INCLUDE = Path(__file__).resolve().parents[2] / "plugins" / "include"
+HEADERS = sorted(path.name for path in (INCLUDE / "replayssm").glob("*.h"))
+STRUCTS = {
+    "rssm_error": _abi.ErrorRecord,
+    "rssm_tensor": _abi.Tensor,
+    "rssm_update_args": _abi.UpdateArgs,
+    "rssm_commit_args": _abi.CommitArgs,
+}
+CONSTANTS = {
+    "RSSM_ABI_VERSION": _abi.ABI_VERSION,
+    "RSSM_MAX_RANK": _abi.MAX_RANK,
+    "RSSM_ERROR_CHARS": _abi.ERROR_CHARS,
+    "RSSM_UPDATE_PROGRAMMATIC_LAUNCH": _abi.UPDATE_PROGRAMMATIC_LAUNCH,
+    **{f"RSSM_{kind.name}": int(kind) for kind in _abi.Kind},
+    **{f"RSSM_{dtype.name if dtype else 'NO_DTYPE'}": int(dtype) for dtype in _abi.Dtype},
+    **{f"RSSM_{status.name}": int(status) for status in _abi.Status},
+}
+
+needs_gcc = pytest.mark.skipif(shutil.which("gcc") is None or shutil.which("g++") is None, reason="no gcc and g++")
+
+
+def expected_lines() -> list[str]:
+    lines = []
+    for name, struct in STRUCTS.items():
+        lines.append(f"{name} {ctypes.sizeof(struct)}")
+        lines += [f"{name}.{field[0]} {getattr(struct, field[0]).offset}" for field in struct._fields_]
+    return lines + [f"{name} {value}" for name, value in CONSTANTS.items()]
+
+
+def program() -> str:
+    lines = [f'#include "replayssm/{header}"' for header in HEADERS]
+    lines += ["#include <stddef.h>", "#include <stdio.h>", "int main(void) {"]
+    for name, struct in STRUCTS.items():
+        lines.append(f'  printf("{name} %zu\\n", sizeof({name}));')
+        lines += [f'  printf("{name}.{f[0]} %zu\\n", offsetof({name}, {f[0]}));' for f in struct._fields_]
+    lines += [f'  printf("{name} %d\\n", (int){name});' for name in CONSTANTS]
+    return "\n".join([*lines, "  return 0;", "}", ""])
+
+
+@needs_gcc
+def test_mirror_has_the_sizes_offsets_and_constants_of_the_headers(tmp_path: Path) -> None:
+    source, binary = tmp_path / "layout.c", tmp_path / "layout"
+    source.write_text(program())
+    subprocess.run(["gcc", "-std=c11", f"-I{INCLUDE}", str(source), "-o", str(binary)], check=True)
+    printed = subprocess.run([str(binary)], check=True, capture_output=True, text=True).stdout.splitlines()
+    assert printed == expected_lines()
+
+
+@needs_gcc
+@pytest.mark.parametrize("header", HEADERS)
+@pytest.mark.parametrize(("compiler", "flags"), [("gcc", ["-xc", "-std=c11"]), ("g++", ["-xc++", "-std=c++17"])])
+def test_each_header_compiles_alone(header: str, compiler: str, flags: list[str]) -> None:
+    command = [compiler, *flags, "-Wall", "-Wextra", "-pedantic", "-Werror", f"-I{INCLUDE}", "-fsyntax-only", "-"]
+    subprocess.run(command, input=f'#include "replayssm/{header}"\n', text=True, check=True)
+
+
+def test_native_messages_become_the_packages_errors() -> None:
+    error = _abi._error(_abi.Status.INVALID_ARGUMENT, "rssm_update", "rssm_update: k: expected [2, 3], got [2, 4]")
+    assert isinstance(error, _abi.ContractError)
+    assert (error.operation, error.argument, error.expected, error.got) == ("rssm_update", "k", "[2, 3]", "[2, 4]")
+
+
+def test_tensor_views_carry_shape_and_strides_in_elements() -> None:
+    view = _abi.tensor(4096, _abi.Dtype.INT32, (3, 5), (10, 2))
+    assert (view.data, view.dtype, view.rank) == (4096, int(_abi.Dtype.INT32), 2)
+    assert list(view.shape)[:2] == [3, 5] and list(view.stride)[:2] == [10, 2]
+    with pytest.raises(_abi.ContractError):
+        _abi.tensor(0, _abi.Dtype.INT32, (1,) * 5, (1,) * 5)
