@@ -1,4 +1,4 @@
-"""/v1/chat/completions."""
+"""/v1/chat/completions: a conversation in, the next turn out."""
 
 from __future__ import annotations
 

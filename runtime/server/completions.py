@@ -1,4 +1,4 @@
-"""/v1/completions."""
+"""/v1/completions: text or token ids in, what follows them out."""
 
 from __future__ import annotations
 

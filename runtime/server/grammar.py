@@ -16,7 +16,6 @@ from trtllm_replayssm.runtime.text.token_bytes import TokenBytes
 
 MAX_DEPTH = 64
 CACHE_BYTES = 64 << 20
-MAX_WHITESPACE = 32  # in a row: a model that loops on blanks would never come to the end
 _ANY_OBJECT = '{"type": "object"}'
 
 
@@ -93,7 +92,7 @@ class Grammars:
             compiled = self._compiler.compile_json_schema(
                 _ANY_OBJECT if schema is None else schema,
                 strict_mode=schema is not None,
-                max_whitespace_cnt=MAX_WHITESPACE,
+                any_whitespace=False,  # a model that loops on blanks would never come to the end
             )
         except Exception as error:  # xgrammar raises what its C++ side throws
             raise RequestError(

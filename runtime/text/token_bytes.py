@@ -11,6 +11,7 @@ import re
 from trtllm_replayssm.runtime.text.tokenizer import FastTokenizer, Tokenizer
 
 _FALLBACK = re.compile(r"<0x([0-9A-F]{2})>")
+REPLACEMENT = "\ufffd"
 _SPACE = "\u2581"  # stands for a space in sentencepiece vocabularies
 
 
@@ -53,12 +54,13 @@ class TokenBytes:
         return self._tokenizer.decode([token], False).encode()
 
     def text(self, token: int) -> str:
-        r"""The token as text; one that is not UTF-8 by itself as `bytes:\xe2\x80`."""
+        r"""The token as text; one that is not UTF-8 by itself as `bytes:\xe2\x80`, or `token_id:7` if they are lost."""
         data = self.of(token)
         try:
-            return data.decode()
+            text = data.decode()
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+        return f"token_id:{token}" if REPLACEMENT in text else text
 
 
 def _decoder_kind(backend: object) -> str:

@@ -120,7 +120,7 @@ class ModelCard(Part):
 
 
 class ModelList(Part):
-    """/v1/models."""
+    """Body of /v1/models."""
 
     object: Literal["list"] = "list"
     data: list[ModelCard]
