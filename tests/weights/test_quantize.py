@@ -26,6 +26,7 @@ from tests.weights.small_models import (
 from tests.weights.test_checkpoint import pack_experts, renamed
 from trtllm_replayssm.builders import quantize_encode
 from trtllm_replayssm.builders.quantize import quantize
+from trtllm_replayssm.builders.quantize_config import excluded_patterns
 from trtllm_replayssm.errors import CheckpointError, ConfigError
 from trtllm_replayssm.weights.checkpoint import Checkpoint
 from trtllm_replayssm.weights.matrix import Fp8Matrix, MatrixFormat, Nvfp4Matrix
@@ -159,6 +160,36 @@ def test_fp8_modules_make_it_mixed_precision(tmp_path: Path) -> None:
         assert 0 < difference.max() <= 16 * float(matrix.scale)  # half a step of E4M3 between 256 and 448
 
 
+def test_fp8_patterns_match_canonical_names_and_single_experts(source: Path, tmp_path: Path) -> None:
+    report = quantize(
+        source, tmp_path / "dst", recipe="experts",
+        fp8=["model.layers.0.linear_attn.out_proj", "model.layers.1.mlp.experts.3.down_proj"],
+    )  # fmt: skip
+    prefix = "model.language_model.layers."
+    fp8 = {n for n, kind in report.quantised.items() if kind is MatrixFormat.FP8}
+    assert fp8 == {prefix + "0.linear_attn.out_proj", prefix + "1.mlp.experts.3.down_proj"}
+    with Checkpoint.open(tmp_path / "dst") as checkpoint:
+        stack = checkpoint.experts("model.layers.1.mlp.experts.down_proj")
+        assert [stack.matrix(e).format.value for e in range(4)] == ["nvfp4"] * 3 + ["fp8"]
+
+
+def test_fp8_needs_no_blocks_but_packed_experts_only_change_together(tmp_path: Path) -> None:
+    config = {**QWEN_MOE, "moe_intermediate_size": 24}  # down_proj has 24 columns
+    write(tmp_path / "source", config, pack_experts(random_tensors(config), fuse=True))
+    report = quantize(
+        tmp_path / "source", tmp_path / "dst", recipe="experts", fp8=["*.layers.?.mlp.experts.*.down_proj"]
+    )
+    assert report.left == {} and report.quantised[f"{EXPERTS}.0.down_proj"] is MatrixFormat.FP8
+    Checkpoint.open(tmp_path / "dst").close()
+    with pytest.raises(ConfigError, match=r"the packed model\.layers\.0\.mlp\.experts\.down_proj"):
+        quantize(tmp_path / "source", tmp_path / "part", recipe="experts", fp8=[f"{EXPERTS}.0.down_proj"])
+
+
+def test_excluded_patterns_never_match_a_quantised_module() -> None:
+    patterns = excluded_patterns(["a.0.x", "a.1.y"], ["a.1.x", "a.2.z", "a.3.z", "b"])
+    assert patterns == ["a.*.z", "a.1.x", "b"]
+
+
 def test_infinity_survives_in_config_json(tmp_path: Path) -> None:
     write(tmp_path / "source", NEMOTRON, random_tensors(NEMOTRON))
     quantize(tmp_path / "source", tmp_path / "dst")
@@ -238,6 +269,9 @@ def test_a_quantised_source_is_refused(source: Path, tmp_path: Path) -> None:
     quantize(source, tmp_path / "once")
     with pytest.raises(CheckpointError, match="unquantised"):
         quantize(tmp_path / "once", tmp_path / "twice")
+    said = write(tmp_path / "said", QWEN_MOE, random_tensors(QWEN_MOE), quant={"quant_algo": "NVFP4"})
+    with pytest.raises(CheckpointError, match="NVFP4 in its configuration"):
+        quantize(said, tmp_path / "twice")
     tensors = random_tensors(QWEN_MOE)
     to_nvfp4(tensors, f"{EXPERTS}.1.down_proj.weight")  # one matrix alone, and no configuration that says so
     with pytest.raises(CheckpointError, match=r"experts\.1\.down_proj"):
