@@ -56,12 +56,12 @@ class Admin:
         service.check_model(body.model)
         if (body.prompt is None) == (body.messages is None):
             raise RequestError("request", "prompt", expected="either prompt or messages", got="both or neither")
-        text, special = body.prompt or "", body.add_special_tokens
+        text, field, special = body.prompt or "", "prompt", body.add_special_tokens
         if body.messages is not None:
             messages = [message.plain() for message in body.messages]
             text = service.render(messages, add_generation_prompt=body.add_generation_prompt, extra=None)
-            special = False
-        ids = await service.encode(text, add_special_tokens=special)
+            field, special = "messages", False
+        ids = await service.encode(text, field=field, add_special_tokens=special)
         return TokenizeResponse(tokens=ids, count=len(ids), max_model_len=service.llm.max_seq_len)
 
     async def detokenize(self, body: DetokenizeRequest) -> DetokenizeResponse:

@@ -62,7 +62,7 @@ class Chat:
             add_generation_prompt=body.add_generation_prompt,
             extra=body.chat_template_kwargs,
         )
-        ids = await service.encode(text, add_special_tokens=body.add_special_tokens)
+        ids = await service.encode(text, field="messages", add_special_tokens=body.add_special_tokens)
         run = service.start([ids], params, streaming=body.stream)
         try:
             call = _Call(body, new_id("chatcmpl-"), int(time.time()))

@@ -71,7 +71,7 @@ class Completions:
         """Token ids of each prompt."""
         prompt = body.prompt
         if isinstance(prompt, str):
-            return [await self._service.encode(prompt, add_special_tokens=body.add_special_tokens)]
+            return [await self._service.encode(prompt, field="prompt", add_special_tokens=body.add_special_tokens)]
         if not prompt:
             raise RequestError("request", "prompt", expected="text or token ids", got="an empty list")
         if isinstance(prompt[0], int):
@@ -79,7 +79,7 @@ class Completions:
         within("prompt", len(prompt), self._service.limits.max_prompts)
         return [
             item if isinstance(item, list)
-            else await self._service.encode(str(item), add_special_tokens=body.add_special_tokens)
+            else await self._service.encode(str(item), field="prompt", add_special_tokens=body.add_special_tokens)
             for item in prompt
         ]  # fmt: skip
 

@@ -84,7 +84,7 @@ class Responses:
             logits_mask=await service.mask(_format(body)),
         )
         text = service.render(_messages(body), add_generation_prompt=True, extra=None)
-        ids = await service.encode(text, add_special_tokens=False)
+        ids = await service.encode(text, field="input", add_special_tokens=False)
         run = service.start([ids], params, streaming=body.stream)
         try:
             call = _Call(body)

@@ -11,7 +11,7 @@ from trtllm_replayssm.errors import RequestError
 from trtllm_replayssm.runtime.llm import LLM, RequestHandle
 from trtllm_replayssm.runtime.sampling.mask import LogitsMask
 from trtllm_replayssm.runtime.sampling.params import SamplingParams
-from trtllm_replayssm.runtime.server.errors import NotFoundError
+from trtllm_replayssm.runtime.server.errors import GenerationError, NotFoundError
 from trtllm_replayssm.runtime.server.grammar import Grammars
 from trtllm_replayssm.runtime.server.logprobs import TokenNames
 from trtllm_replayssm.runtime.server.meters import Meters
@@ -55,9 +55,14 @@ class Service:
             raise RequestError("request", "prompt", expected="token ids (the model has no tokenizer)", got="text")
         return self.llm.tokenizer
 
-    async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Text -> token ids."""
+    async def encode(self, text: str, *, field: str, add_special_tokens: bool) -> list[int]:
+        """Text of a request's field -> token ids. Raises RequestError for text with a lone surrogate."""
         tokenizer = self.tokenizer
+        if not text.isascii():
+            try:
+                text.encode()
+            except UnicodeEncodeError as error:
+                raise RequestError("request", field, expected="Unicode text", got="a lone surrogate") from error
         if len(text) < LONG_TEXT:
             return tokenizer.encode(text, add_special_tokens)
         return await asyncio.to_thread(tokenizer.encode, text, add_special_tokens)
@@ -95,7 +100,9 @@ class Service:
         return self._grammars.mask(wanted, self.limits.schema_bytes)
 
     def start(self, prompts: Sequence[Sequence[int]], params: SamplingParams, *, streaming: bool) -> Run:
-        """Start prompts (token ids). Raises RequestError, OverloadedError; nothing runs then."""
+        """Start prompts (token ids). Raises RequestError, OverloadedError, GenerationError; nothing runs then."""
+        if self.llm.failure is not None:
+            raise GenerationError("the engine stopped", status=500)
         choices = len(prompts) * params.n
         self.gate.enter(choices, self.meters.recent_wait())
         handles: list[RequestHandle] = []

@@ -34,7 +34,7 @@ class ChatRequest(SamplingFields):
     """A conversation to answer."""
 
     messages: list[Message] = Field(min_length=1)
-    max_completion_tokens: int | None = None
+    max_completion_tokens: int | None = Field(default=None, ge=1)
     logprobs: bool = False
     top_logprobs: int | None = None
     add_generation_prompt: bool = True

@@ -51,7 +51,7 @@ class ResponsesRequest(Body):
     model: str = Field(max_length=1024)
     input: str | list[InputMessage]
     instructions: str | None = None
-    max_output_tokens: int | None = None
+    max_output_tokens: int | None = Field(default=None, ge=1)
     temperature: float | None = Field(default=1.0, ge=0, le=100)
     top_p: float | None = Field(default=1.0, ge=0, le=1)
     seed: int | None = Field(default=None, ge=MIN_SEED, le=MAX_SEED)
