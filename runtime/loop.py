@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from trtllm_replayssm.errors import ContractError
 from trtllm_replayssm.runtime.engine import Engine
 from trtllm_replayssm.runtime.handle import RequestHandle
-from trtllm_replayssm.runtime.outputs import request_output
+from trtllm_replayssm.runtime.outputs import RequestOutput, request_output
 from trtllm_replayssm.runtime.sampling.params import SamplingParams
 from trtllm_replayssm.runtime.scheduler.request import Request
 
@@ -18,9 +18,9 @@ class EngineLoop:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._wake = threading.Condition()
+        self._wake = threading.Condition()  # reentrant
         self._commands: list[Callable[[], None]] = []
-        self._handles: dict[int, RequestHandle] = {}  # touched by the engine's thread only
+        self._handles: dict[int, RequestHandle] = {}  # of requests that have not ended; guarded by _wake
         self._closing = False
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="replayssm-engine", daemon=True)
@@ -38,12 +38,10 @@ class EngineLoop:
     def start(self, request: Request, *, streaming: bool) -> RequestHandle:
         """Hand a prepared request to the engine. Raises ContractError when the loop is closed, or what stopped it."""
         handle = RequestHandle(request_output(request), streaming=streaming, abort=self.abort)
-
-        def command() -> None:
+        with self._wake:
+            self._post(lambda: self._engine.enqueue(request))
+            # Known before the engine sees it: whatever ends the loop meanwhile also ends this handle.
             self._handles[request.request_id] = handle
-            self._engine.enqueue(request)
-
-        self._post(command)
         return handle
 
     def abort(self, request_id: int) -> None:
@@ -51,9 +49,8 @@ class EngineLoop:
 
         def command() -> None:
             output = self._engine.cancel(request_id)
-            handle = self._handles.pop(request_id, None)
-            if output is not None and handle is not None:
-                handle.publish(output)
+            if output is not None:
+                self._publish(output)
 
         self._post(command, late=True)
 
@@ -84,32 +81,43 @@ class EngineLoop:
         try:
             while self._turn():
                 pass
-            for request_id in tuple(self._handles):
-                output = self._engine.cancel(request_id)
-                if output is not None:
-                    self._handles.pop(request_id).publish(output)
         except BaseException as failure:
             with self._wake:
                 self._failure = failure
+                handles, self._handles = self._handles, {}
                 self._commands.clear()
-            for handle in self._handles.values():
+            for handle in handles.values():
                 handle.fail(failure)
 
     def _turn(self) -> bool:
-        """Commands, then one step; False when the loop is closing."""
+        """Commands, then one step; False when the loop has closed."""
         with self._wake:
             self._wake.wait_for(lambda: self._closing or self._commands or self._engine.has_work)
-            if self._closing:
-                return False
             commands, self._commands = self._commands, []
+            closing = self._closing
+            ending = tuple(self._handles) if closing else ()
         for command in commands:
             command()
+        for request_id in ending:
+            output = self._engine.cancel(request_id)
+            if output is not None:
+                self._publish(output)
+        if closing:
+            return False
         for request in self._engine.step():
-            handle = self._handles.get(request.request_id)
-            if handle is None:
-                continue
-            if request.finished:
-                del self._handles[request.request_id]
-            if request.finished or handle.streaming:
-                handle.publish(request_output(request))
+            self._publish_request(request)
         return True
+
+    def _publish_request(self, request: Request) -> None:
+        with self._wake:
+            handle = self._handles.get(request.request_id)
+        if handle is not None and (request.finished or handle.streaming):
+            self._publish(request_output(request))
+
+    def _publish(self, output: RequestOutput) -> None:
+        with self._wake:
+            handle = self._handles.get(output.request_id)
+            if output.finished:
+                self._handles.pop(output.request_id, None)
+        if handle is not None:
+            handle.publish(output)

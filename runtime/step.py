@@ -13,7 +13,7 @@ from trtllm_replayssm.runtime.scheduler.output import FinishReason
 from trtllm_replayssm.runtime.scheduler.request import Choice, Request
 from trtllm_replayssm.runtime.scheduler.scheduler import Chunk, Scheduler, StepPlan
 from trtllm_replayssm.runtime.session.base import DecodeRow, MtpRow, PrefillChunk, Session
-from trtllm_replayssm.runtime.speculative.drafter import NO_DRAFT, DraftContext, Drafter
+from trtllm_replayssm.runtime.speculative.drafter import DraftContext, Drafter
 from trtllm_replayssm.runtime.speculative.verify import VerifyContext, verify
 from trtllm_replayssm.runtime.stats import EngineStats
 from trtllm_replayssm.runtime.traffic_meter import TrafficMeter
@@ -81,7 +81,6 @@ class StepRunner:
         """Give back what an ended choice holds."""
         if choice.slot is not None:
             self._session.free(choice.slot)
-        choice.draft = NO_DRAFT
         self._scheduler.finish(choice)
 
     def _prefill(self, chunks: Sequence[Chunk]) -> list[Progress]:
@@ -94,7 +93,6 @@ class StepRunner:
             prompt = choice.request.prompt_ids
             self._stats.prompt_tokens += len(chunk.tokens)
             choice.prefilled = chunk.end
-            choice.pending = 0
             if not chunk.last:
                 progress.append(Progress(choice, prompt[chunk.begin + 1 : chunk.end + 1]))
                 continue

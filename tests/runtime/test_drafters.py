@@ -16,13 +16,15 @@ from trtllm_replayssm.runtime.sampling.params import SamplingParams
 from trtllm_replayssm.runtime.speculative.drafter import DraftContext
 from trtllm_replayssm.runtime.speculative.mtp import MtpDrafter
 from trtllm_replayssm.runtime.speculative.ngram import NGramDrafter, last_match
+from trtllm_replayssm.spec.accept import draw
+from trtllm_replayssm.spec.philox import Domain, uniform
 
 VOCAB = 8
 
 
 def context(tokens: Sequence[int], room: int = 4, **changes: object) -> DraftContext:
     values: dict[str, object] = {
-        "slot": 0, "tokens": list(tokens), "next_tokens": tokens[-1:], "room": room, "more_prompt": False,
+        "slot": 0, "tokens": list(tokens), "next_tokens": tokens[-1:], "room": room, "feed": False,
         "params": SamplingParams(), "history": TokenHistory(tokens), "stop_ids": frozenset(), "seed": 7,
     }  # fmt: skip
     return DraftContext(**(values | changes))  # type: ignore[arg-type]
@@ -113,7 +115,7 @@ def test_mtp_feeds_no_row_past_its_room() -> None:
             context([1], room=3, slot=0),
             context([2], room=1, slot=1),
             context([3], room=0, slot=2),  # nothing can still be emitted: the head need not run
-            context([4], room=0, slot=3, more_prompt=True),  # but a prompt's chunk must reach it
+            context([4], room=0, slot=3, feed=True),  # but a prompt's chunk must reach it
             context([5], room=7, slot=4),
         ]
     )
@@ -133,6 +135,15 @@ def test_sampled_drafts_come_with_the_distribution_they_were_drawn_from() -> Non
     np.testing.assert_allclose(draft.q[0], expected)
     # Each count is binomial: five standard deviations fail by chance once in a million runs.
     assert (np.abs(counts - 3000 * expected) <= 5 * np.sqrt(3000 * expected * (1 - expected)) + 1e-9).all()
+
+
+def test_sampled_drafts_are_keyed_by_seed_position_and_their_own_domain() -> None:
+    params = SamplingParams(temperature=1.0)
+    for seed in range(50):
+        (draft,) = MtpDrafter(Head(), 3, sample=True).propose([context([1, 2], room=3, params=params, seed=seed)])
+        assert draft.q is not None
+        expected = [draw(q, uniform(seed, 2 + i, Domain.DRAFT)) for i, q in enumerate(draft.q)]
+        assert list(draft.tokens) == expected
 
 
 def test_greedy_requests_get_argmax_drafts_even_from_a_sampling_drafter() -> None:

@@ -219,6 +219,29 @@ def test_a_failing_engine_reports_to_every_waiter_and_refuses_new_work(llm: LLM,
     llm.shutdown()
 
 
+@pytest.mark.parametrize("ending", ["failure", "shutdown"])
+def test_a_request_that_the_engine_has_not_seen_yet_ends_with_the_loop(machine: Bench, gate: Gate, ending: str) -> None:
+    llm = LLM.from_engine(machine.engine)
+    gate.shut()
+    first = llm.generate_async("x", LONG)
+    wait_until(lambda: machine.engine.has_work)  # the engine's thread waits inside a step from now on
+    unseen = llm.generate_async("x", LONG)
+    closing = threading.Thread(target=llm.shutdown)
+    if ending == "failure":
+        machine.session.prefill = broken_decode  # type: ignore[method-assign, assignment]
+    else:
+        closing.start()
+        wait_until(lambda: llm._loop._closing)
+    gate.release()
+    for handle in (first, unseen):
+        if ending == "failure":
+            with pytest.raises(ZeroDivisionError):
+                handle.result(10)
+        else:
+            assert handle.result(10).outputs[0].finish_reason == "cancelled"
+    llm.shutdown()
+
+
 def broken_decode(rows: object) -> object:
     raise ZeroDivisionError
 
@@ -227,8 +250,11 @@ def test_shutdown_cancels_what_runs_and_refuses_what_comes(machine: Bench, gate:
     llm = LLM.from_engine(machine.engine)
     gate.shut()
     handle = llm.generate_async("x", LONG)
-    threading.Timer(0.05, gate.release).start()
-    llm.shutdown()
+    closing = threading.Thread(target=llm.shutdown)
+    closing.start()
+    wait_until(lambda: llm._loop._closing)
+    gate.release()
+    closing.join()
     llm.shutdown()
     assert handle.result(1).outputs[0].finish_reason == "cancelled"
     with pytest.raises(ContractError, match="shut down"):
@@ -246,6 +272,16 @@ def test_an_llm_that_is_forgotten_stops_its_thread() -> None:
     assert not thread.is_alive()
 
 
+def test_a_wait_that_begins_after_the_news_does_not_block(llm: LLM) -> None:
+    handle = llm.generate_async("x", SamplingParams(max_tokens=2))
+    handle.result(10)
+
+    async def late() -> None:
+        await asyncio.wait_for(handle._wait(0), 5)
+
+    asyncio.run(late())
+
+
 def test_timeout_of_result(llm: LLM, gate: Gate) -> None:
     gate.shut()
     handle = llm.generate_async("x", LONG)
@@ -256,5 +292,6 @@ def test_timeout_of_result(llm: LLM, gate: Gate) -> None:
 def test_properties_and_counters(llm: LLM, machine: Bench) -> None:
     llm.generate("x", SamplingParams(max_tokens=9))
     assert llm.tokenizer is LETTERS and llm.max_seq_len == 64 and llm.geometry is machine.session.geometry
+    assert not llm._loop._handles  # finished requests are forgotten
     stats = llm.stats()
     assert stats["output_tokens"] == 9 and stats["acceptance"] == {"4": 2}

@@ -116,6 +116,11 @@ def test_filters_keep_what_they_should(settings: dict[str, float], kept: list[in
     np.testing.assert_allclose(p[kept], full[kept] / full[kept].sum(), rtol=1e-12)
 
 
+def test_top_p_stops_at_the_token_that_reaches_it_exactly() -> None:
+    halves = probabilities(np.zeros(2), SamplingParams(top_p=0.5))
+    assert halves.tolist() == [1.0, 0.0]
+
+
 @given(
     st.lists(st.floats(-20, 20, width=32), min_size=2, max_size=30),
     st.integers(0, 40),

@@ -96,6 +96,17 @@ def test_a_budget_that_cannot_hold_every_row_is_refused() -> None:
         bench("mtp", slots=4, draft_len=3, max_num_tokens=15)
 
 
+def test_slots_that_others_hold_are_not_counted_for_a_requests_choices() -> None:
+    machine = bench(slots=4, chunk=2)
+    machine.session.allocate(0)
+    wide = machine.add([1, 2, 3, 4, 5, 6], n=3, temperature=1.0, max_tokens=6, end_id=-1)
+    late = machine.add([1], max_tokens=6, end_id=-1)
+    machine.step()
+    assert machine.engine.num_running == 1  # three of three free slots belong to the prompt's choices
+    machine.run()
+    assert {wide, late} == machine.done.keys()
+
+
 def test_b18_a_batch_larger_than_the_slots_is_refused_with_both_numbers() -> None:
     with pytest.raises(ConfigError, match="max_batch_size: expected at most the pool's slots = 2, got 5"):
         bench(slots=2, batch=5)
@@ -188,6 +199,7 @@ def test_b17_a_preempted_request_goes_on_as_if_nothing_had_happened(kind: str) -
         machine.run()
         assert tokens_of(machine, number) == whole
         assert machine.session.live.keys() == {blocker}
+        assert not machine.engine._snapshots
     assert {0, 1, 7} <= pending or kind != "plain"  # h = 0, 1 and L - 1 were all tried
 
 

@@ -11,6 +11,7 @@ from trtllm_replayssm.runtime.sampling.distribution import TokenHistory, probabi
 from trtllm_replayssm.runtime.sampling.params import SamplingParams
 from trtllm_replayssm.runtime.speculative.drafter import Draft
 from trtllm_replayssm.runtime.speculative.verify import VerifyContext, verify
+from trtllm_replayssm.spec.accept import accept_general
 
 PROMPTS = ([1], [3, 4, 5], [2, 7, 2, 7, 2], list(range(1, 18)))
 HEAD = noisy(hash_model(VOCAB), hash_model(VOCAB, salt=9), every=3)
@@ -170,6 +171,20 @@ def test_i21_two_tokens_drawn_through_verification_follow_the_model(
     chi2 = ((counts[possible] - expected[possible]) ** 2 / expected[possible]).sum()
     freedom = possible.sum() - 1
     assert chi2 < freedom + 5.2 * np.sqrt(2 * freedom) + 10
+
+
+def test_sampled_drafts_are_accepted_by_the_general_rule() -> None:
+    params = SamplingParams(temperature=1.0)
+    model = hash_model(TOY, sharpness=1.0)
+    for seed in range(100):
+        drafts = (seed % TOY, (seed // TOY) % TOY)
+        q = np.stack([probabilities(hash_model(TOY, salt=s)([1]).astype(np.float64), params) for s in (1, 2)])
+        rows = np.stack([model([1, *drafts[:s]]) for s in range(3)])
+        p = np.stack([probabilities(row.astype(np.float64), params) for row in rows])
+        tokens: list[int] = []
+        context = VerifyContext(params=params, history=TokenHistory([1]), stop_ids=frozenset(), seed=seed, position=1)
+        verify(rows, Draft(drafts, q), context, lambda t, _, tokens=tokens: tokens.append(t) or False)  # type: ignore[misc]
+        assert tuple(tokens) == accept_general(p, q, drafts, seed, 1).tokens
 
 
 def test_the_fake_session_refuses_what_a_real_one_would() -> None:

@@ -127,6 +127,18 @@ def test_i16_stops_are_found_however_the_text_is_cut(text: str, stops: list[str]
         assert shown == text[: end if keep else end - len(stop)]
 
 
+@pytest.mark.parametrize("stops", [["b", "ab"], ["ab", "b"]])
+def test_of_stops_that_end_together_the_longest_wins(stops: list[str]) -> None:
+    found = StopMatcher(stops, include_stop=False).push("xab")
+    assert (found.text, found.stop) == ("x", "ab")
+
+
+def test_a_stop_that_passed_before_the_minimum_is_not_found_later_in_the_text_held_back() -> None:
+    matcher = StopMatcher(["ab", "abab"], include_stop=False)
+    pieces = [matcher.push("ab", armed=False), matcher.push("x"), matcher.push("ab")]
+    assert [(p.text, p.stop) for p in pieces] == [("", None), ("abx", None), ("", "ab")]
+
+
 def test_text_that_may_become_a_stop_is_held_back_and_no_more() -> None:
     matcher = StopMatcher(["END.", "DOG"], include_stop=False)
     assert [matcher.push(p).text for p in ("the E", "N", "D", "O", "x")] == ["the ", "", "", "EN", "DOx"]
