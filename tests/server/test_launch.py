@@ -1,0 +1,131 @@
+"""Configuration files and flags: what they resolve to, and what is refused by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.paths import EXAMPLES
+from trtllm_replayssm import KvCacheConfig, MTPDecodingConfig, NGramDecodingConfig, ReplayConfig
+from trtllm_replayssm.dtypes import Rounding, StateFormat
+from trtllm_replayssm.errors import ConfigError, ReplaySSMError, UnsupportedError
+from trtllm_replayssm.runtime.options import resolve_replay
+from trtllm_replayssm.runtime.server.launch import merge, read_yaml, resolve
+from trtllm_replayssm.runtime.server.limits import Limits
+from trtllm_replayssm.runtime.server.settings import ServerSettings
+from trtllm_replayssm.weights.presets import preset_geometry, preset_names
+
+FILES = sorted((EXAMPLES / "serve").glob("*.yaml"))
+
+
+def test_every_preset_has_an_example() -> None:
+    assert {file.stem for file in FILES} == set(preset_names())
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_an_example_resolves_to_settings_that_fit_its_model(file: Path) -> None:
+    geometry, launch = preset_geometry(file.stem), resolve(read_yaml(file))
+    options = launch.options
+    speculative = options["speculative_config"]
+    assert isinstance(speculative, MTPDecodingConfig if geometry.mtp_pattern else NGramDecodingConfig)
+    replay = resolve_replay(
+        options["replay_config"], options["kv_cache_config"], speculative.draft_len, geometry.state_dtype
+    )
+    assert replay.max_step_tokens == 1 + speculative.draft_len <= replay.window
+    assert options["max_num_tokens"] >= options["max_batch_size"] * replay.max_step_tokens
+    assert options["max_seq_len"] <= geometry.max_positions
+    assert launch.limits.max_queue_size > options["max_batch_size"]
+
+
+def test_an_empty_file_leaves_everything_to_the_defaults(tmp_path: Path) -> None:
+    (tmp_path / "empty.yaml").write_text("# nothing\n")
+    launch = resolve(read_yaml(tmp_path / "empty.yaml"))
+    assert launch.options == {} and launch.limits == Limits()
+
+
+def test_every_key_arrives_where_it_acts() -> None:
+    launch = resolve(
+        {
+            "max_batch_size": 3, "max_num_tokens": 99, "max_seq_len": 77, "dtype": "float32", "tokenizer": "/x",
+            "backend": "pytorch", "tp_size": 1, "kv_cache_config": {"max_tokens": 400},
+            "replayssm": {
+                "window": 8, "recurrence": "fp8", "rounding": "nearest", "read": "nvfp4", "state_cache": "conventional",
+                "prefill_chunk": 5, "device": "cuda:1", "seed": 9, "drafter": "ngram", "draft_len": 4,
+                "max_matching_ngram_size": 2, "limits": {"max_n": 2, "drain_seconds": 1.5},
+            },
+        }
+    )  # fmt: skip
+    assert launch.options == {
+        "max_batch_size": 3, "max_num_tokens": 99, "max_seq_len": 77, "dtype": "float32", "tokenizer": "/x",
+        "kv_cache_config": KvCacheConfig(max_tokens=400), "state_cache": "conventional", "prefill_chunk": 5,
+        "device": "cuda:1", "seed": 9,
+        "speculative_config": NGramDecodingConfig(max_draft_len=4, max_matching_ngram_size=2),
+        "replay_config": ReplayConfig(
+            window=8, recurrence=StateFormat.FP8, recurrence_rounding=Rounding.NEAREST, read=StateFormat.NVFP4
+        ),
+    }  # fmt: skip
+    assert launch.limits == Limits(max_n=2, drain_seconds=1.5)
+    mtp = resolve({"replayssm": {"drafter": "mtp", "draft_len": 2, "sample_drafts": True}}).options
+    assert mtp["speculative_config"] == MTPDecodingConfig(max_draft_len=2, sample_drafts=True)
+
+
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        ({"guided_decoding_backend": "llguidance"}, "guided_decoding_backend"),
+        ({"tp_size": 2}, "tp_size"), ({"pipeline_parallel_size": 4}, "pipeline_parallel_size"),
+        ({"tensor_parallel_size": 8}, "tensor_parallel_size"), ({"max_beam_width": 2}, "max_beam_width"),
+        ({"cuda_graph_config": {"max_batch_size": 8}}, "cuda_graph_config.max_batch_size"),
+        ({"cuda_graph_config": {}}, "cuda_graph_config"),
+        ({"enable_chunked_prefill": False}, "enable_chunked_prefill"), ({"backend": "tensorrt"}, "backend"),
+        ({"moe_config": {}}, "moe_config"), ({"kv_cache_config": {"dtype": "fp8"}}, "dtype"),
+        ({"kv_cache_config": {"max_tokens": "many"}}, "KvCacheConfig"), ({"kv_cache_config": 3}, "kv_cache_config"),
+        ({"speculative_config": {"decoding_type": "Eagle"}}, "decoding_type"),
+        ({"speculative_config": {"decoding_type": "MTP", "x": 1}}, "x"),
+        ({"speculative_config": {"decoding_type": "NGram"}}, "NGramDecodingConfig"),
+        ({"speculative_config": {"decoding_type": "MTP"}, "replayssm": {"drafter": "mtp"}}, "replayssm.drafter"),
+        ({"replayssm": {"windows": 8}}, "windows"), ({"replayssm": {"window": "8"}}, "replayssm.window"),
+        ({"replayssm": {"window": True}}, "replayssm.window"), ({"replayssm": {"window": 999}}, "window"),
+        ({"replayssm": {"recurrence": "int8"}}, "replayssm.recurrence"),
+        ({"replayssm": {"drafter": "eagle"}}, "replayssm.drafter"),
+        ({"replayssm": {"draft_len": 3}}, "replayssm.drafter"), ({"replayssm": {"limits": {"max_x": 1}}}, "max_x"),
+        ({"replayssm": {"limits": {"max_n": 0}}}, "max_n"), ({"max_batch_size": "8"}, "max_batch_size"),
+    ],
+)  # fmt: skip
+def test_what_does_not_act_is_refused_by_name(values: dict[str, Any], named: str) -> None:
+    with pytest.raises(ReplaySSMError, match=named.replace(".", r"\.")) as caught:
+        resolve(values)
+    assert isinstance(caught.value, (ConfigError, UnsupportedError))
+
+
+def test_a_flag_and_the_file_must_not_disagree() -> None:
+    file = {"max_batch_size": 8, "kv_cache_config": {"max_tokens": 100}}
+    cache = {"free_gpu_memory_fraction": 0.5}
+    merged = merge(file, {"max_batch_size": 8, "max_seq_len": 64, "dtype": None, "kv_cache_config": cache})
+    assert merged == {
+        "max_batch_size": 8, "max_seq_len": 64,
+        "kv_cache_config": {"max_tokens": 100, "free_gpu_memory_fraction": 0.5},
+    }  # fmt: skip
+    with pytest.raises(ConfigError, match="max_batch_size"):
+        merge(file, {"max_batch_size": 4})
+
+
+@pytest.mark.parametrize("text", ["- 1", "3: x", "a: [", "\x00"])
+def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "bad.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=r"bad\.yaml"):
+        read_yaml(tmp_path / "bad.yaml")
+
+
+def test_yaml_makes_no_objects(tmp_path: Path) -> None:
+    (tmp_path / "bad.yaml").write_text("a: !!python/object/apply:os.getcwd []")
+    with pytest.raises(ConfigError, match=r"bad\.yaml"):
+        read_yaml(tmp_path / "bad.yaml")
+
+
+@pytest.mark.parametrize(("name", "value"), [("port", 70000), ("model_name", ""), ("api_key", ""), ("api_key", "é")])
+def test_settings_of_the_server_are_checked(name: str, value: object) -> None:
+    with pytest.raises(ConfigError):
+        ServerSettings(**{"model_name": "m", name: value})  # type: ignore[arg-type]
