@@ -39,7 +39,8 @@ class Intake:
                     got="a string",
                     hint="Pass tokenizer=",
                 )
-            ids = tuple(self.tokenizer.encode(prompt, add_special_tokens=params.add_special_tokens))
+            encoded = self.tokenizer.encode(prompt, add_special_tokens=params.add_special_tokens)
+            ids = self._checked("prompt", encoded)  # a tokenizer may know more ids than the model
         else:
             ids = self._checked("prompt", prompt)
         if params.truncate_prompt_tokens is not None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.runtime.fake_session import hash_model
-from tests.runtime.harness import DRAFTERS, VOCAB, Bench, bench, noisy
+from tests.runtime.harness import DRAFTERS, VOCAB, Bench, PieceTokenizer, bench, noisy
 from trtllm_replayssm.errors import CapacityError, ConfigError, InvariantError, RequestError
 from trtllm_replayssm.runtime.scheduler.request import RequestState
 from trtllm_replayssm.runtime.scheduler.scheduler import Scheduler, SchedulerConfig
@@ -140,6 +140,13 @@ def test_a_bad_request_is_refused_and_the_others_go_on(
     machine.run()
     assert tokens_of(machine, before) == bench().one([1, 2], max_tokens=8, end_id=-1).token_ids
     assert tokens_of(machine, after) == bench().one([2, 1], max_tokens=8, end_id=-1).token_ids
+
+
+def test_a_tokenizer_with_more_ids_than_the_model_cannot_reach_the_session() -> None:
+    machine = bench(tokenizer=PieceTokenizer([b"a", *[b"x"] * VOCAB, b"z"]))
+    assert machine.one("aa", max_tokens=2).finish_reason is not None
+    with pytest.raises(RequestError, match=f"token ids in 0..{VOCAB - 1}, got {VOCAB + 1}"):
+        machine.add("az")
 
 
 def test_the_longest_legal_prompt_and_a_truncated_one_run() -> None:
