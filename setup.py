@@ -71,7 +71,7 @@ setup(
     python_requires=">=3.10",
     install_requires=[
         "jinja2>=3.1", "ml_dtypes>=0.5", "numpy>=1.26", "rich>=13",
-        "safetensors>=0.4.5", "tokenizers>=0.20", "torch>=2.6",
+        "safetensors>=0.6.2", "tokenizers>=0.20", "torch>=2.6",
     ],
     extras_require=EXTRAS,
     entry_points={"console_scripts": ["trtllm-replayssm = trtllm_replayssm.cli:main"]},

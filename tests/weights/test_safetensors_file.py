@@ -69,33 +69,34 @@ def test_unaligned_data_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("header", "data", "message"),
+    ("header", "data"),
     [
-        ({"a": f32(0, 8, 2)}, b"\0" * 4, "a in x"),  # truncated
-        ({"a": f32(0, 8, 2)}, b"\0" * 9, "77 bytes, got 78"),  # trailing bytes
-        ({"a": f32(0, 8, 3)}, b"\0" * 8, "12 bytes"),  # shape against offsets
-        ({"a": f32(4, 8, 1)}, b"\0" * 8, "data at byte"),  # hole in front
-        ({"a": f32(0, 4, 1), "b": f32(0, 4, 1)}, b"\0" * 4, "data at byte"),  # overlap
-        ({"a": f32(0, 4, 1), "b": f32(8, 12, 1)}, b"\0" * 12, "data at byte"),  # hole inside
-        ({"a": f32(-4, 0, 1)}, b"\0" * 4, "an entry"),
-        ({"a": f32(0, 4, -1)}, b"\0" * 4, "an entry"),
-        ({"a": {**f32(0, 4, 1), "dtype": "F4"}}, b"\0" * 4, "a dtype out of"),
-        ({"a": {"dtype": "F32", "shape": [1]}}, b"\0" * 4, "an entry"),
-        ({"a": 3}, b"", "an entry"),
-        ([], b"", "JSON object"),
-        (b"{not json", b"", "JSON header"),
-        (b"\xff\xfe", b"", "JSON header"),
+        ({"a": f32(0, 8, 2)}, b"\0" * 4),  # truncated
+        ({"a": f32(0, 8, 2)}, b"\0" * 9),  # trailing bytes
+        ({"a": f32(0, 8, 3)}, b"\0" * 8),  # shape against offsets
+        ({"a": f32(4, 8, 1)}, b"\0" * 8),  # hole in front
+        ({"a": f32(0, 4, 1), "b": f32(0, 4, 1)}, b"\0" * 4),  # overlap
+        ({"a": f32(0, 4, 1), "b": f32(8, 12, 1)}, b"\0" * 12),  # hole inside
+        ({"a": f32(-4, 0, 1)}, b"\0" * 4),
+        ({"a": f32(0, 4, -1)}, b"\0" * 4),
+        ({"a": {**f32(0, 4, 1), "dtype": "F4"}}, b"\0" * 4),
+        ({"a": {"dtype": "F32", "shape": [1]}}, b"\0" * 4),
+        ({"a": 3}, b""),
+        ([], b""),
+        (b"{not json", b""),
+        (b"\xff\xfe", b""),
     ],
 )
-def test_a_damaged_file_is_named(tmp_path: Path, header: Any, data: bytes, message: str) -> None:
-    with pytest.raises(CheckpointError, match=message):
-        SafetensorsFile(raw_file(tmp_path / "x", header, data))
+def test_a_damaged_file_is_named(tmp_path: Path, header: Any, data: bytes) -> None:
+    with pytest.raises(CheckpointError, match=r"damaged\.safetensors: expected a complete .* got .*Download") as raised:
+        SafetensorsFile(raw_file(tmp_path / "damaged.safetensors", header, data))
+    assert str(raised.value.got), "the library's reason"
 
 
 @pytest.mark.parametrize("content", [b"", b"\1\0\0", b"\xff" * 8, b"\xff" * 8 + b"{}"])
 def test_a_file_without_a_header_is_named(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "x").write_bytes(content)
-    with pytest.raises(CheckpointError, match="header"):
+    with pytest.raises(CheckpointError, match=r"[hH]eader"):
         SafetensorsFile(tmp_path / "x")
 
 

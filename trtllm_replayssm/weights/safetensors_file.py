@@ -1,12 +1,11 @@
-"""One .safetensors file: header parsed and checked, tensors as read-only views of the mapped file.
+"""One .safetensors file: the safetensors library checks it and lists its tensors; elements are views of the file.
 
-The numpy front end of the safetensors library cannot return F8_E4M3, so that the format (8 bytes of header length,
-a JSON header, the data) is read here; nothing but the header is touched until a tensor's bytes are used.
+The library's numpy front end cannot return F8_E4M3 and copies what it returns, so that only the bytes of a tensor are
+read here; where they lie follows from the library's order by offset, since the format has no holes.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,10 +14,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
 
 from trtllm_replayssm.errors import CheckpointError
-
-MAX_HEADER_BYTES = 100_000_000  # the safetensors library's own limit
 
 NUMPY_TYPES: Mapping[str, np.dtype[Any]] = {
     "F64": np.dtype(np.float64),
@@ -82,26 +80,20 @@ class SafetensorsFile:
         self.path = path
         self._data: NDArray[np.uint8] | None = None
         try:
-            self._size = path.stat().st_size
+            with safe_open(path, framework="np") as handle:
+                slices = {name: handle.get_slice(name) for name in handle.offset_keys()}
+                listed = [(name, part.get_dtype(), tuple(part.get_shape())) for name, part in slices.items()]
             with path.open("rb") as stream:
-                length = int.from_bytes(stream.read(8), "little")
-                if self._size < 8 or length > min(self._size - 8, MAX_HEADER_BYTES):
-                    raise self._error(
-                        "a header of at most the file's bytes", f"{length} bytes in a file of {self._size}"
-                    )
-                header = json.loads(stream.read(length))
-        except OSError as error:
-            raise self._error("a readable file", error) from error
-        except ValueError as error:
-            if isinstance(error, CheckpointError):
-                raise
-            raise self._error("a JSON header", error) from error
-        if not isinstance(header, dict):
-            raise self._error("a JSON object as header", type(header).__name__)
-        self._data_start = 8 + length
-        header.pop("__metadata__", None)
-        self.tensors = {name: self._entry(name, entry) for name, entry in header.items()}
-        self._check_layout()
+                begin = 8 + int.from_bytes(stream.read(8), "little")
+        except (SafetensorError, OSError) as error:
+            raise self._error("a complete .safetensors file", error) from error
+        self.tensors: dict[str, Tensor] = {}
+        for name, dtype, shape in listed:
+            if dtype not in NUMPY_TYPES:
+                raise self._error(f"a dtype out of {sorted(NUMPY_TYPES)}", dtype, name)
+            tensor = Tensor(self, name, dtype, shape, begin)
+            self.tensors[name] = tensor
+            begin += tensor.nbytes
 
     def data(self) -> NDArray[np.uint8]:
         """The whole file's bytes, mapped when first asked for."""
@@ -116,30 +108,3 @@ class SafetensorsFile:
     def _error(self, expected: object, got: object, tensor: str = "") -> CheckpointError:
         where = f"{tensor} in {self.path.name}" if tensor else str(self.path)
         return CheckpointError("read safetensors", where, expected=expected, got=got, hint="Download the file again")
-
-    def _entry(self, name: str, entry: Any) -> Tensor:
-        try:
-            dtype, shape, (begin, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
-            sizes_ok = all(type(n) is int and n >= 0 for n in (*shape, begin, end))
-        except (KeyError, TypeError, ValueError):
-            sizes_ok = False
-        if not sizes_ok:
-            raise self._error("an entry with dtype, shape and two data_offsets", entry, name)
-        if dtype not in NUMPY_TYPES:
-            raise self._error(f"a dtype out of {sorted(NUMPY_TYPES)}", dtype, name)
-        tensor = Tensor(self, name, dtype, shape, self._data_start + begin)
-        if tensor.nbytes != end - begin:
-            raise self._error(f"{tensor.nbytes} bytes ({dtype} {list(shape)})", f"{end - begin} bytes", name)
-        return tensor
-
-    def _check_layout(self) -> None:
-        """The data of the tensors fills the rest of the file without a hole or an overlap."""
-        at = self._data_start
-        for tensor in sorted(self.tensors.values(), key=lambda t: (t._begin, t.nbytes)):
-            if tensor._begin != at:
-                raise self._error(f"data at byte {at}", f"at byte {tensor._begin}", tensor.name)
-            at += tensor.nbytes
-            if at > self._size:
-                raise self._error(f"data up to byte {at}", f"a file of {self._size} bytes", tensor.name)
-        if at != self._size:
-            raise self._error(f"{at} bytes", f"{self._size} bytes")
