@@ -20,13 +20,18 @@ from trtllm_replayssm.shapes import AttentionShape, MoeShape, SsmShape
 class TorchGraph:
     """Implements `graph.Graph`. Norms, decays, router scores and states are float32 whatever the activation type."""
 
-    def __init__(self, weights: TorchWeights, state_ops: StateOps, context: StepContext) -> None:
+    def __init__(
+        self, weights: TorchWeights, state_ops: StateOps, context: StepContext, *, poison: bool = False
+    ) -> None:
+        """poison: make the rows of tokens that do not exist NaN, so that a wrong read of one shows."""
         self._weights = weights
         self._state_ops = state_ops
         self._ctx = context
+        self._poison = poison
 
     def embedding(self, ids: Tensor, table: str) -> Tensor:
-        return functional.embedding(ids, self._weights.matrix(table))
+        rows = functional.embedding(ids, self._weights.matrix(table))
+        return rows.masked_fill(~self._ctx.valid()[..., None], float("nan")) if self._poison else rows
 
     def linear(self, x: Tensor, weight: str) -> Tensor:
         return functional.linear(x, self._weights.matrix(weight))
