@@ -67,7 +67,7 @@ MAY_IMPORT = {
     "replica": _HOST | {"engine parts", "models", "weights", "pools", "session interface", "session", "engine"},
     "llm": _HOST | {"engine parts", "session interface", "engine", "replica"},
     "server": {"contract", "package", "sampling", "text", "engine parts", "engine", "llm"},
-    "cli": {"contract", "package", "models", "weights", "builders", "sampling", "text"}
+    "cli": {"contract", "package", "models", "weights", "builders", "sampling", "text", "rules"}
     | {"engine parts", "engine", "llm", "server"},
 }
 
