@@ -11,6 +11,8 @@ namespace {
 
 constexpr int kMaxWindow = 64;
 constexpr int kMaxTokens = 16;
+constexpr int kMaxHeads = 4096;       // keeps a worker's arithmetic within 32 bits
+constexpr int64_t kMaxItems = 1 << 30;  // B * H, likewise
 
 struct Named {
   const char* name;
@@ -133,9 +135,11 @@ Plan plan(const rssm_update_args* args, Checker& check) {
   checkInputs(check, a, act);
   if (!check.ok()) return result;
   check.range("value: T", a.value.shape[1], 0, kMaxTokens);
-  check.range("value: B", a.value.shape[0], 0, INT32_MAX / 65536);
   int64_t heads = a.value.shape[2], groups = a.k.shape[2];
-  if (groups < 1 || heads < 1 || heads % groups != 0 || heads > 65536) {
+  check.range("value: H", heads, 1, kMaxHeads);
+  check.range("value: B", a.value.shape[0], 0, kMaxItems / (heads > 0 ? heads : 1));
+  if (!check.ok()) return result;
+  if (groups < 1 || heads % groups != 0) {
     check.fail(RSSM_INVALID_ARGUMENT, "k: G", "expected groups that divide the %lld heads, got %lld",
                static_cast<long long>(heads), static_cast<long long>(groups));
   }

@@ -61,17 +61,21 @@ void benchUpdate(const Shape& shape, int rows, int tokens, cudaStream_t stream, 
     if (programmatic && rows > 8) continue;
     std::map<int, Timing> times;
     for (int accepted : {tokens, 1}) {
-      for (int h : windowCycle(problem.window, tokens, accepted)) {
-        if (times.count(h) != 0) continue;
-        times[h] = timeGraph(stream, problem.rotations * problem.repeats, [&] {
-          for (int i = 0; i < problem.rotations * problem.repeats; ++i) {
-            problem.update(i % problem.rotations, h, programmatic, stream);
-          }
-        });
-      }
-      report(problem, device, bandwidth, "update", accepted, times, programmatic);
-      if (tokens == 1) break;
+      for (int h : windowCycle(problem.window, tokens, accepted)) times[h] = {};
     }
+    std::vector<std::function<void()>> cases;
+    for (const auto& entry : times) {
+      cases.push_back([&problem, h = entry.first, programmatic, stream] {
+        for (int i = 0; i < problem.launches(); ++i) {
+          problem.update(i % problem.rotations, h, programmatic, stream);
+        }
+      });
+    }
+    std::vector<Timing> measured = timeCases(stream, problem.launches(), cases);
+    size_t index = 0;
+    for (auto& entry : times) entry.second = measured[index++];
+    report(problem, device, bandwidth, "update", tokens, times, programmatic);
+    if (tokens > 1) report(problem, device, bandwidth, "update", 1, times, programmatic);
   }
 }
 

@@ -30,10 +30,12 @@ struct Problem {
   Problem(const Shape& s, int b, int t, int l) : shape(s), rows(b), tokens(t), window(l), ringRows(l + t) {
     int64_t rowBytes = stateElems() * 4;
     rotations = static_cast<int>(std::max<int64_t>(1, (kColdBytes + rows * rowBytes - 1) / (rows * rowBytes)));
-    repeats = rotations >= 8 ? 1 : (8 + rotations - 1) / rotations;
+    repeats = rotations >= 4 ? 1 : (4 + rotations - 1) / rotations;
     slots = static_cast<int64_t>(rows) * rotations;
     allocate();
   }
+
+  int launches() const { return rotations * repeats; }
 
   int64_t stateElems() const { return static_cast<int64_t>(shape.heads) * shape.headDim * shape.stateDim; }
 

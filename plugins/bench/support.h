@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <functional>
 #include <initializer_list>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -50,35 +51,58 @@ struct Timing {
   double median, low, high;  // microseconds per launch; quartiles
 };
 
-// Median over graph replays of the mean time of one launch; `enqueue` adds all `launches` of them to the stream.
-inline Timing timeGraph(cudaStream_t stream, int launches, const std::function<void()>& enqueue) {
-  enqueue();
-  cudaOk(cudaStreamSynchronize(stream), "warm-up");
-  cudaGraph_t graph;
-  cudaGraphExec_t exec;
-  cudaOk(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "capture");
-  enqueue();
-  cudaOk(cudaStreamEndCapture(stream, &graph), "capture");
-  cudaOk(cudaGraphInstantiate(&exec, graph, 0), "instantiate");
+// An instantiated CUDA graph of `launches` launches.
+class Graph {
+ public:
+  Graph(cudaStream_t stream, const std::function<void()>& enqueue) {
+    enqueue();
+    cudaOk(cudaStreamSynchronize(stream), "warm-up");
+    cudaGraph_t graph;
+    cudaOk(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "capture");
+    enqueue();
+    cudaOk(cudaStreamEndCapture(stream, &graph), "capture");
+    cudaOk(cudaGraphInstantiate(&exec_, graph, 0), "instantiate");
+    cudaOk(cudaGraphDestroy(graph), "destroy");
+  }
+  ~Graph() { cudaGraphExecDestroy(exec_); }
+  Graph(const Graph&) = delete;
+  Graph& operator=(const Graph&) = delete;
+  void launch(cudaStream_t stream) const { cudaOk(cudaGraphLaunch(exec_, stream), "replay"); }
+
+ private:
+  cudaGraphExec_t exec_ = nullptr;
+};
+
+// Microseconds per launch of each case: medians and quartiles over replays. The cases take turns, so that clocks and
+// temperature treat them alike.
+inline std::vector<Timing> timeCases(cudaStream_t stream, int launches,
+                                     const std::vector<std::function<void()>>& cases) {
+  constexpr int kRounds = 24, kWarmUp = 4;
+  std::vector<std::unique_ptr<Graph>> graphs;
+  for (const auto& enqueue : cases) graphs.push_back(std::make_unique<Graph>(stream, enqueue));
   cudaEvent_t start, stop;
   cudaOk(cudaEventCreate(&start), "event");
   cudaOk(cudaEventCreate(&stop), "event");
-  std::vector<double> times;
-  for (int i = 0; i < 25; ++i) {
-    cudaOk(cudaEventRecord(start, stream), "record");
-    cudaOk(cudaGraphLaunch(exec, stream), "replay");
-    cudaOk(cudaEventRecord(stop, stream), "record");
-    cudaOk(cudaEventSynchronize(stop), "synchronize");
-    float milliseconds = 0;
-    cudaOk(cudaEventElapsedTime(&milliseconds, start, stop), "elapsed");
-    if (i >= 4) times.push_back(milliseconds * 1e3 / launches);
+  std::vector<std::vector<double>> times(cases.size());
+  for (int round = 0; round < kRounds; ++round) {
+    for (size_t i = 0; i < graphs.size(); ++i) {
+      cudaOk(cudaEventRecord(start, stream), "record");
+      graphs[i]->launch(stream);
+      cudaOk(cudaEventRecord(stop, stream), "record");
+      cudaOk(cudaEventSynchronize(stop), "synchronize");
+      float milliseconds = 0;
+      cudaOk(cudaEventElapsedTime(&milliseconds, start, stop), "elapsed");
+      if (round >= kWarmUp) times[i].push_back(milliseconds * 1e3 / launches);
+    }
   }
-  std::sort(times.begin(), times.end());
-  cudaOk(cudaGraphExecDestroy(exec), "destroy");
-  cudaOk(cudaGraphDestroy(graph), "destroy");
   cudaOk(cudaEventDestroy(start), "destroy");
   cudaOk(cudaEventDestroy(stop), "destroy");
-  return {times[times.size() / 2], times[times.size() / 4], times[times.size() * 3 / 4]};
+  std::vector<Timing> result;
+  for (auto& t : times) {
+    std::sort(t.begin(), t.end());
+    result.push_back({t[t.size() / 2], t[t.size() / 4], t[t.size() * 3 / 4]});
+  }
+  return result;
 }
 
 // Bytes per second of a large read-and-write copy, eager.

@@ -1,7 +1,7 @@
-// Decay sums of one head, held across the lanes of a warp.
+// Decay weights of one head, held across the lanes of a warp.
 //
-// Committed records: suffix sums, newest to oldest, so that no weight is ever a difference of prefix sums. This step's
-// tokens: prefix sums from the first of them. Masked entries are never read from shared memory.
+// Committed records: suffix sums, newest to oldest; this step's tokens: prefix sums from the first of them, and direct
+// sums between two of them. No weight is a difference of sums. Only entries that were loaded are read.
 #pragma once
 
 #include "traits.cuh"
@@ -32,15 +32,14 @@ __device__ __forceinline__ float prefixInclusive(float value, int count, int lan
 }
 
 struct Decay {
-  float suffix[2];    // of record `lane` and `lane + 32`: log-decay from after it to the newest committed record
-  float weight[2];    // dt of those records
+  float weight[2];    // dt exp(suffix sum) of committed records `lane` and `lane + 32`, 0 from h on
   float total;        // log-decay over all committed records, every lane
   float draft;        // log-decay of token `lane`, 0 from num_tokens on
   float draftWeight;  // dt of token `lane`
   float prefix;       // log-decay of tokens 0..lane of this step
 
   __device__ void load(const float* dt, float a, int pending, int tokens, int lane) {
-    float log[2];
+    float log[2], suffix[2];
 #pragma unroll
     for (int part = 0; part < 2; ++part) {
       int j = lane + 32 * part;
@@ -52,30 +51,29 @@ struct Decay {
     if (pending > 32) {
       suffix[1] = suffixExclusive(log[1], pending - 32, lane);
       upper = __shfl_sync(kAllLanes, suffix[1] + log[1], 0);
+      weight[1] *= expf(suffix[1]);
     }
     suffix[0] = suffixExclusive(log[0], min(pending, 32), lane) + upper;
     total = __shfl_sync(kAllLanes, suffix[0] + log[0], 0);
+    weight[0] *= expf(suffix[0]);
     draftWeight = lane < tokens ? dt[pending + lane] : 0.0f;
     draft = draftWeight * a;
     prefix = prefixInclusive(draft, tokens, lane);
   }
 
-  // suffix and dt of committed record j, whose tile starts at `first`; dt is 0 for other records. All lanes call it.
-  __device__ void committed(int first, int j, int pending, float& suffixOut, float& weightOut) const {
-    bool upper = first >= 32;
-    suffixOut = __shfl_sync(kAllLanes, upper ? suffix[1] : suffix[0], j & 31);
-    weightOut = __shfl_sync(kAllLanes, upper ? weight[1] : weight[0], j & 31);
-    if (j >= pending) weightOut = 0.0f;
+  // Weight of committed record j, whose tile of 8 starts at `first`, a multiple of 8. All lanes call it.
+  __device__ float committed(int first, int j) const {
+    return __shfl_sync(kAllLanes, first >= 32 ? weight[1] : weight[0], j & 31);
   }
 
-  // Sum of the log-decays of tokens first+1 .. last, added in order.
-  __device__ float between(int first, int last, int tokens) const {
-    float sum = 0.0f;
+  // sums[e] = log-decay of tokens first + e + 1 .. last, added in order.
+  __device__ void between(float (&sums)[2], int first, int last, int tokens) const {
+    sums[0] = sums[1] = 0.0f;
     for (int s = 1; s < tokens; ++s) {
       float one = __shfl_sync(kAllLanes, draft, s);
-      if (s > first && s <= last) sum += one;
+      if (s <= last && s > first) sums[0] += one;
+      if (s <= last && s > first + 1) sums[1] += one;
     }
-    return sum;
   }
 };
 

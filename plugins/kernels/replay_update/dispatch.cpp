@@ -4,9 +4,9 @@
 namespace replayssm {
 
 // Defined by the generated instantiation files, one each.
-#define RSSM_MAMBA2(act, p, n, teams, tiles) \
-  cudaError_t mamba2_##act##_##p##_##n##_##teams##_##tiles(const UpdateParams&, cudaStream_t); \
-  UpdateLaunch mamba2_##act##_##p##_##n##_##teams##_##tiles##_plan(const UpdateParams&);
+#define RSSM_MAMBA2(act, p, n, teams, tokens) \
+  cudaError_t mamba2_##act##_##p##_##n##_##teams##_##tokens(const UpdateParams&, cudaStream_t); \
+  UpdateLaunch mamba2_##act##_##p##_##n##_##teams##_##tokens##_plan(const UpdateParams&);
 #include "supported.inc"
 #undef RSSM_MAMBA2
 
@@ -14,7 +14,7 @@ namespace {
 
 struct Entry {
   ActivationType act;
-  int headDim, stateDim, teams, tokenTiles;
+  int headDim, stateDim, teams, maxTokens;
   UpdateLauncher launch;
   UpdateLaunch (*plan)(const UpdateParams&);
 };
@@ -22,9 +22,9 @@ struct Entry {
 constexpr ActivationType kActivation_bf16 = ActivationType::kBfloat16;
 constexpr ActivationType kActivation_fp16 = ActivationType::kFloat16;
 
-#define RSSM_MAMBA2(act, p, n, teams, tiles) \
-  {kActivation_##act, p, n, teams, tiles, mamba2_##act##_##p##_##n##_##teams##_##tiles, \
-   mamba2_##act##_##p##_##n##_##teams##_##tiles##_plan},
+#define RSSM_MAMBA2(act, p, n, teams, tokens) \
+  {kActivation_##act, p, n, teams, tokens, mamba2_##act##_##p##_##n##_##teams##_##tokens, \
+   mamba2_##act##_##p##_##n##_##teams##_##tokens##_plan},
 const Entry kEntries[] = {
 #include "supported.inc"
 };
@@ -37,10 +37,10 @@ UpdateLauncher findMamba2Update(ActivationType act, const UpdateParams& p) {
   int bestStages = 0;
   for (const Entry& entry : kEntries) {
     if (entry.act != act || entry.headDim != p.headDim || entry.stateDim != p.stateDim) continue;
-    if (entry.tokenTiles * 8 < p.tokens) continue;
+    if (entry.maxTokens < p.tokens) continue;
     int stages = entry.plan(p).stages;
-    bool better = best == nullptr || entry.tokenTiles < best->tokenTiles ||
-                  (entry.tokenTiles == best->tokenTiles && stages > bestStages);
+    bool better = best == nullptr || entry.maxTokens < best->maxTokens ||
+                  (entry.maxTokens == best->maxTokens && stages > bestStages);
     if (stages > 0 && better) {
       best = &entry;
       bestStages = stages;
@@ -50,8 +50,8 @@ UpdateLauncher findMamba2Update(ActivationType act, const UpdateParams& p) {
 }
 
 const char* supportedUpdates() {
-#define RSSM_MAMBA2(act, p, n, teams, tiles) \
-  "mamba2 float32 state, " #act ", d_v " #p ", d_k " #n ", T <= 8 * " #tiles "\n"
+#define RSSM_MAMBA2(act, p, n, teams, tokens) \
+  "mamba2 float32 state, " #act ", d_v " #p ", d_k " #n ", T <= " #tokens "\n"
   return
 #include "supported.inc"
       ;

@@ -11,10 +11,10 @@ enum class ActivationType : int32_t { kBfloat16, kFloat16 };
 
 // How a problem maps to a launch. stages = 0: the kernel's shared memory cannot hold it.
 struct UpdateLaunch {
-  int headsPerChunk;  // heads that share one load of the group's keys
-  int grid;           // CTAs, at most one per multiprocessor
+  int workers;      // teams that get work
+  int grid;         // CTAs, at most one per multiprocessor
   int sharedBytes;
-  int stages;  // items in flight or in use
+  int stages;       // items in flight or in use, all teams of a CTA
 };
 
 // The built kernel that serves the problem with the most items in flight, or null. Pure.

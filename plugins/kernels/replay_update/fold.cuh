@@ -22,9 +22,7 @@ __device__ __forceinline__ void foldRecords(float* slab, const char* keys, const
     valueFragment<Traits>(x, values, record, record + 4, pending, lane);
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
-      float suffix, dt;
-      weights.committed(tile, record + 4 * e, pending, suffix, dt);
-      float factor = dt * expf(suffix);
+      float factor = weights.committed(tile, record + 4 * e);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         Split split = splitTf32Rounded(factor * x[2 * e + half]);
@@ -33,6 +31,7 @@ __device__ __forceinline__ void foldRecords(float* slab, const char* keys, const
       }
     }
   }
+  const bool odd = (lane & 4) != 0;
   float* row = slab + (lane / 4) * Traits::kStateDim + (lane % 4) * 8;
 #pragma unroll
   for (int b = 0; b < Traits::kBlocks; ++b) {
@@ -61,11 +60,17 @@ __device__ __forceinline__ void foldRecords(float* slab, const char* keys, const
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       float* at = row + half * 8 * Traits::kStateDim + b * kBlock;
-      float s[8];
-      loadColumns(s, at, lane);
 #pragma unroll
-      for (int i = 0; i < 8; ++i) s[i] = fmaf(decay, s[i], update[i % 4][2 * half + i / 4]);
-      storeColumns(at, s, lane);
+      for (int side = 0; side < 2; ++side) {
+        const bool upper = (side == 0) == odd;  // odd rows take their upper half first: see loadColumns
+        float4* place = reinterpret_cast<float4*>(at + (upper ? 4 : 0));
+        float4 s = *place;
+        s.x = fmaf(decay, s.x, upper ? update[0][2 * half + 1] : update[0][2 * half]);
+        s.y = fmaf(decay, s.y, upper ? update[1][2 * half + 1] : update[1][2 * half]);
+        s.z = fmaf(decay, s.z, upper ? update[2][2 * half + 1] : update[2][2 * half]);
+        s.w = fmaf(decay, s.w, upper ? update[3][2 * half + 1] : update[3][2 * half]);
+        *place = s;
+      }
     }
   }
 }

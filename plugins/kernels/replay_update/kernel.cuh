@@ -18,6 +18,7 @@ struct Consumer {
   char* const shared;  // the team's share
   const int warp, lane;  // warp within the team
   TokenVectors<Traits> queries{};
+  float query[Traits::kBlocks][8];  // plain decoding: the query as float32, see readStateSingle
 
   // Values and dt of this step into ring rows h, h + 1, ... (behind the committed ones; nobody reads those now).
   __device__ void appendRecords(const ItemHeader& item, const char* values, const float* dt) {
@@ -50,6 +51,26 @@ struct Consumer {
                   (static_cast<int64_t>(group) * p.ringRows + row) * Traits::kStateDim + piece * 8;
       *reinterpret_cast<uint4*>(ring) = *reinterpret_cast<const uint4*>(
           keys + (item.pending() + token) * Traits::kKeyPitch + piece * 16);
+    }
+  }
+
+  __device__ void loadQueries(const ItemHeader& item, const char* rows) {
+    queries.load(rows, item.tokens(), lane);
+    if constexpr (Traits::kSingle) {
+      using A = Activation<Act>;
+      const int swap = lane & 4;
+#pragma unroll
+      for (int b = 0; b < Traits::kBlocks; ++b) {
+        const char* at = rows + b * 64 + lane % 4 * 16;
+        uint2 x = *reinterpret_cast<const uint2*>(at + swap * 2);
+        uint2 y = *reinterpret_cast<const uint2*>(at + (4 - swap) * 2);
+        const uint32_t words[4] = {x.x, x.y, y.x, y.y};
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          query[b][2 * i] = A::low(words[i]);
+          query[b][2 * i + 1] = A::high(words[i]);
+        }
+      }
     }
   }
 
@@ -96,15 +117,22 @@ struct Consumer {
     float skip = p.skip != nullptr ? scalars[1] : 0.0f;
 
     float sum[Traits::kTokenTiles][4];
-    readState<Traits>(sum, slab, queries, lane);
+    if constexpr (Traits::kSingle) {
+      readStateSingle<Traits>(sum, slab, query, lane);
+      float factor = expf(decay.total + __shfl_sync(kAllLanes, decay.prefix, 0));
+      sum[0][0] *= factor;
+      sum[0][2] *= factor;
+    } else {
+      readState<Traits>(sum, slab, queries, lane);
 #pragma unroll
-    for (int tile = 0; tile < Traits::kTokenTiles; ++tile) {
+      for (int tile = 0; tile < Traits::kTokenTiles; ++tile) {
 #pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        float prefix = __shfl_sync(kAllLanes, decay.prefix, tile * 8 + 2 * (lane % 4) + e);
-        float factor = expf(decay.total + prefix);
-        sum[tile][e] *= factor;
-        sum[tile][2 + e] *= factor;
+        for (int e = 0; e < 2; ++e) {
+          float prefix = __shfl_sync(kAllLanes, decay.prefix, tile * 8 + 2 * (lane % 4) + e);
+          float factor = expf(decay.total + prefix);
+          sum[tile][e] *= factor;
+          sum[tile][2 + e] *= factor;
+        }
       }
     }
     readRecords<Traits>(sum, keys, values, queries, decay, skip, item.pending(), item.tokens(), lane);
@@ -138,7 +166,7 @@ struct Consumer {
       } else {
         if (item.has(kFirst)) {
           barrierWait(barriers.keysFull(buffer), keyParity);
-          queries.load(keys + layout.queryOffset, item.tokens(), lane);
+          loadQueries(item, keys + layout.queryOffset);
           if (warp == 0 && item.has(kAppendKeys)) appendKeys(item, keys);
         }
         compute(item, stage, keys);
@@ -169,7 +197,7 @@ __device__ void initBarriers(const Barriers& barriers, const SharedLayout& layou
 
 template <class Traits>
 __global__ void __launch_bounds__(Traits::kThreads, 1)
-    mamba2UpdateKernel(const __grid_constant__ UpdateParams p, int headsPerChunk) {
+    mamba2UpdateKernel(const __grid_constant__ UpdateParams p, int workers) {
   extern __shared__ __align__(128) char shared[];
   constexpr int kTeamThreads = 32 * (Traits::kWarps + 1);
   const SharedLayout layout = sharedLayout<Traits>(p.window, p.tokens);
@@ -183,7 +211,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
   if (warp == Traits::kWarps) {
     waitForPredecessor();
     Producer<Traits>{p, layout, barriers, sharedAddress(share), share, lane, {}, {}}.run(
-        headsPerChunk, team * gridDim.x + blockIdx.x, Traits::kTeams * gridDim.x);
+        team * gridDim.x + blockIdx.x, workers);
   } else {
     Consumer<Traits>{p, layout, barriers, share, warp, lane}.run();
   }

@@ -8,32 +8,14 @@
 
 namespace replayssm {
 
-// The chunk that minimises the longest team's work; loading a chunk's keys is priced at kChunkCost heads.
-inline int chooseHeadsPerChunk(int rows, int heads, int headsPerGroup, int workers) {
-  constexpr double kChunkCost = 0.1;
-  int best = 1;
-  double bestCost = 0.0;
-  for (int size = 1; size <= headsPerGroup; ++size) {
-    if (headsPerGroup % size != 0) continue;
-    int64_t chunks = static_cast<int64_t>(rows) * (heads / size);
-    int64_t rounds = (chunks + workers - 1) / workers;
-    double cost = static_cast<double>(rounds) * (size + kChunkCost);
-    if (bestCost == 0.0 || cost < bestCost) {
-      bestCost = cost;
-      best = size;
-    }
-  }
-  return best;
-}
-
 template <class Traits>
 UpdateLaunch chooseLaunch(const UpdateParams& p) {
   SharedLayout layout = sharedLayout<Traits>(p.window, p.tokens);
   UpdateLaunch launch;
-  launch.headsPerChunk =
-      chooseHeadsPerChunk(p.rows, p.heads, p.headsPerGroup, p.multiprocessors * Traits::kTeams);
-  int64_t chunks = static_cast<int64_t>(p.rows) * (p.heads / launch.headsPerChunk);
-  launch.grid = static_cast<int>(chunks < p.multiprocessors ? chunks : p.multiprocessors);
+  int64_t items = static_cast<int64_t>(p.rows) * p.heads;
+  int64_t teams = static_cast<int64_t>(p.multiprocessors) * Traits::kTeams;
+  launch.workers = static_cast<int>(items < teams ? items : teams);
+  launch.grid = static_cast<int>(items < p.multiprocessors ? items : p.multiprocessors);
   launch.sharedBytes = layout.teamBytes * Traits::kTeams;
   launch.stages = layout.stages * Traits::kTeams;
   return launch;
@@ -55,7 +37,7 @@ cudaError_t launchMamba2Update(const UpdateParams& p, cudaStream_t stream) {
   config.stream = stream;
   config.attrs = &attribute;
   config.numAttrs = p.programmaticLaunch ? 1 : 0;
-  return cudaLaunchKernelEx(&config, kernel, p, launch.headsPerChunk);
+  return cudaLaunchKernelEx(&config, kernel, p, launch.workers);
 }
 
 }  // namespace replayssm

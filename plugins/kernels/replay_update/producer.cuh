@@ -32,17 +32,53 @@ struct RingCursor {
   }
 };
 
+// A run of heads of one row and group: what shares one load of keys.
+struct Chunk {
+  int row, head, count;
+};
+
+// A worker's share of all rows * heads: whole groups, dealt out in turn so that rows that flush are spread, then its
+// part of what is left, so that no worker has more than one head more than another.
+struct ChunkList {
+  int heads, headsPerGroup, worker, workers;
+  int rounds;     // whole groups of each worker
+  int from, end;  // its part of the rest, as row * heads + head
+
+  __device__ ChunkList(const UpdateParams& p, int w, int n)
+      : heads(p.heads), headsPerGroup(p.headsPerGroup), worker(w), workers(n) {
+    int groups = p.rows * p.groups;
+    rounds = groups / workers;
+    int base = rounds * workers * headsPerGroup;
+    int rest = groups * headsPerGroup - base;  // less than workers * headsPerGroup
+    from = base + static_cast<int>(static_cast<unsigned>(rest) * worker / workers);
+    end = worker < workers ? base + static_cast<int>(static_cast<unsigned>(rest) * (worker + 1) / workers) : from;
+  }
+
+  // count = 0 behind the end.
+  __device__ Chunk at(int index) const {
+    int first = (index * workers + worker) * headsPerGroup;
+    int last = first + headsPerGroup;
+    if (index >= rounds) {
+      int group = from / headsPerGroup + (index - rounds);
+      first = max(from, group * headsPerGroup);
+      last = min(end, (group + 1) * headsPerGroup);
+    }
+    if (first >= last || worker >= workers) return {0, 0, 0};
+    int row = first / heads;
+    return {row, first - row * heads, last - first};
+  }
+};
+
 struct RowInfo {
   int slot, tokens, origin, pending;
 };
 
 // Slot and token count of a chunk's row; padding (slot -1) has no tokens.
-__device__ __forceinline__ RowInfo loadRow(const UpdateParams& p, int chunk, int chunksPerRow) {
-  int row = chunk / chunksPerRow;
+__device__ __forceinline__ RowInfo loadRow(const UpdateParams& p, const Chunk& chunk) {
   RowInfo info{-1, 0, 0, 0};
-  if (row >= p.rows) return info;
-  info.slot = __ldcg(p.slot + row * p.slotStride);
-  info.tokens = min(max(__ldcg(p.numTokens + row * p.numTokensStride), 0), p.tokens);
+  if (chunk.count == 0) return info;
+  info.slot = __ldcg(p.slot + chunk.row * p.slotStride);
+  info.tokens = min(max(__ldcg(p.numTokens + chunk.row * p.numTokensStride), 0), p.tokens);
   return info;
 }
 
@@ -143,38 +179,40 @@ struct Producer {
     at.advance(layout.stages);
   }
 
-  // One chunk: the heads head .. head + count - 1 of one row. `fresh`: its cursors are not read yet.
-  __device__ void chunk(RowInfo& info, bool fresh, int row, int head, int count, int ordinal) {
+  // The items of one chunk. `fresh`: its cursors are not read yet.
+  __device__ void stream(const Chunk& chunk, RowInfo& info, bool fresh, int ordinal) {
     bool zero = info.slot < 0 || info.tokens == 0;
-    int group = head / p.headsPerGroup;
+    int group = chunk.head / p.headsPerGroup;
 #pragma unroll 1
-    for (int i = 0; i < count; ++i) {
-      openItem(!zero, info.slot, head + i);
+    for (int i = 0; i < chunk.count; ++i) {
+      int head = chunk.head + i;
+      openItem(!zero, info.slot, head);
       if (fresh && i == 0) loadCursors(p, info);
-      uint32_t flags = (zero ? kZero : 0u) | (i == 0 ? kFirst : 0u) | (i + 1 == count ? kLast : 0u) |
-                       (i == 0 && head == group * p.headsPerGroup ? kAppendKeys : 0u);
-      closeItem(!zero, ItemHeader::make(flags, row, info.slot, head + i, info.origin, info.pending, info.tokens, ordinal),
+      uint32_t flags = (zero ? kZero : 0u) | (i == 0 ? kFirst : 0u) | (i + 1 == chunk.count ? kLast : 0u) |
+                       (head == group * p.headsPerGroup ? kAppendKeys : 0u);
+      closeItem(!zero, ItemHeader::make(flags, chunk.row, info.slot, head, info.origin, info.pending, info.tokens, ordinal),
                 info);
-      if (i == 0 && !zero) loadKeys(info, row, group);
+      if (i == 0 && !zero) loadKeys(info, chunk.row, group);
     }
   }
 
-  // Chunks worker, worker + workers, ...
-  __device__ void run(int headsPerChunk, int worker, int workers) {
-    int chunksPerRow = p.heads / headsPerChunk;
-    int chunks = p.rows * chunksPerRow;
-    RowInfo info = loadRow(p, worker, chunksPerRow);
-    RowInfo next = loadRow(p, worker + workers, chunksPerRow);
+  __device__ void run(int worker, int workers) {
+    const ChunkList list(p, worker, workers);
+    Chunk chunk = list.at(0), next = list.at(1);
+    RowInfo info = loadRow(p, chunk);
+    RowInfo nextInfo = loadRow(p, next);
     int ordinal = 0;
 #pragma unroll 1
-    for (int index = worker; index < chunks; index += workers) {
-      RowInfo later = loadRow(p, index + 2 * workers, chunksPerRow);
-      loadCursors(p, next);
-      int row = index / chunksPerRow;
-      chunk(info, index == worker, row, (index - row * chunksPerRow) * headsPerChunk, headsPerChunk, ordinal);
+    for (int index = 0; chunk.count > 0; ++index) {
+      Chunk later = list.at(index + 2);
+      RowInfo laterInfo = loadRow(p, later);
+      loadCursors(p, nextInfo);
+      stream(chunk, info, index == 0, ordinal);
       if (info.slot >= 0 && info.tokens > 0) ++ordinal;
-      info = next;
+      chunk = next;
+      info = nextInfo;
       next = later;
+      nextInfo = laterInfo;
     }
     openItem(false, -1, 0);
     closeItem(false, ItemHeader::make(kEnd, 0, -1, 0, 0, 0, 0, 0), info);

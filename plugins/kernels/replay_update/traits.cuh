@@ -17,13 +17,15 @@ constexpr int kMaxStages = 8;      // of a team
 constexpr int kSharedBudget = 232448 - 1024;  // bytes a CTA may take on sm_90, less what the system reserves
 constexpr int kBarrierBytes = 256;  // of a team
 
-template <class Act_, int kHeadDim_, int kStateDim_, int kTeams_, int kTokenTiles_>
+template <class Act_, int kHeadDim_, int kStateDim_, int kTeams_, int kMaxTokens_>
 struct UpdateTraits {
   using Act = Act_;
   static constexpr int kHeadDim = kHeadDim_;        // P
   static constexpr int kStateDim = kStateDim_;      // N
   static constexpr int kTeams = kTeams_;            // independent teams of a CTA
-  static constexpr int kTokenTiles = kTokenTiles_;  // tiles of 8 tokens: 1 (T <= 8) or 2 (T <= 16)
+  static constexpr int kMaxTokens = kMaxTokens_;    // T the kernel is built for
+  static constexpr bool kSingle = kMaxTokens == 1;  // plain decoding: the state is read by float32 FMA
+  static constexpr int kTokenTiles = kMaxTokens > 8 ? 2 : 1;  // tiles of 8 tokens
   static constexpr int kWarps = kHeadDim / kSlab;   // consumer warps of a team; its last warp is the producer
   static constexpr int kThreads = 32 * kTeams * (kWarps + 1);
   static constexpr int kBlocks = kStateDim / kBlock;
@@ -38,7 +40,7 @@ struct UpdateTraits {
   static_assert(kHeadDim % kSlab == 0, "a warp owns 16 whole state rows of one head");
   static_assert(kStateDim % kBlock == 0, "a lane reads 8 contiguous columns of a 32-column block");
   static_assert(kThreads <= 1024, "one CTA of at most 32 warps");
-  static_assert(kTokenTiles == 1 || kTokenTiles == 2, "at most 16 tokens a row");
+  static_assert(kMaxTokens == 1 || kMaxTokens == 8 || kMaxTokens == 16, "tiles of 8 tokens, at most 16 a row");
 };
 
 enum HeaderFlags : uint32_t {
