@@ -9,6 +9,7 @@ from types import FrameType
 
 import uvicorn
 
+from trtllm_replayssm.errors import ConfigError
 from trtllm_replayssm.runtime.llm import LLM
 from trtllm_replayssm.runtime.server.app import make_app
 from trtllm_replayssm.runtime.server.service import Service
@@ -30,7 +31,11 @@ class DrainingServer(uvicorn.Server):
     async def startup(self, sockets: list[object] | None = None) -> None:  # type: ignore[override]
         """Remember the loop that signals must reach."""
         self._events = asyncio.get_running_loop()
-        await super().startup(sockets)  # type: ignore[arg-type]
+        try:
+            await super().startup(sockets)  # type: ignore[arg-type]
+        except SystemExit as error:  # how uvicorn says that it cannot listen, after logging why
+            address = f"{self.config.host}:{self.config.port}"
+            raise ConfigError("serve", "port", expected="an address to listen on", got=address) from error
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Called by the signal, in the main thread."""

@@ -31,6 +31,7 @@ QWEN = EXAMPLES / "qwen3_5-tiny-nvfp4"
 NEMOTRON = EXAMPLES / "nemotron-tiny-nvfp4"
 SMALLEST = ROOT / "tests" / "checkpoints" / "nemotron-dense"
 NAME = "tiny"
+COMMAND = (sys.executable, "-c", "import sys; from trtllm_replayssm.cli import main; sys.exit(main())")
 PLAIN_TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
 Result = TypeVar("Result")
 
@@ -121,8 +122,8 @@ class Process:
 def process(model: Path, *flags: str) -> Iterator[Process]:
     """`trtllm-replayssm serve` as a process, ready to answer; killed at the end if it still runs."""
     port = free_port()
-    command = [sys.executable, "-c", "import sys; from trtllm_replayssm.cli import main; sys.exit(main())", "serve"]
-    command += [str(model), "--host", "127.0.0.1", "--port", str(port), "--served_model_name", NAME, *flags]
+    command = [*COMMAND, "serve", str(model), "--host", "127.0.0.1", "--port", str(port)]
+    command += ["--served_model_name", NAME, *flags]
     running = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
     )
@@ -142,4 +143,5 @@ def process(model: Path, *flags: str) -> Iterator[Process]:
     finally:
         if running.poll() is None:
             running.kill()
-        running.communicate()
+        if running.stdout is not None and not running.stdout.closed:
+            running.communicate()
