@@ -11,6 +11,7 @@ namespace {
 
 constexpr int kMaxWindow = 64;
 constexpr int kMaxTokens = 16;
+constexpr size_t kWorkspaceBytes = 16;  // two counters of the work queue
 constexpr int kMaxHeads = 4096;       // keeps a worker's arithmetic within 32 bits
 constexpr int64_t kMaxItems = 1 << 30;  // B * H, likewise
 
@@ -178,15 +179,21 @@ rssm_status rssm_update_workspace(const rssm_update_args* args, size_t* bytes, r
   replayssm::Checker check("rssm_update_workspace", error);
   replayssm::plan(args, check);
   if (check.ok() && bytes == nullptr) check.fail(RSSM_INVALID_ARGUMENT, "bytes", "expected a pointer, got null");
-  if (check.ok()) *bytes = 0;
+  if (check.ok()) *bytes = replayssm::kWorkspaceBytes;
   return check.status();
 }
 
-rssm_status rssm_update(const rssm_update_args* args, void* /*workspace*/, size_t /*workspace_bytes*/, void* stream,
+rssm_status rssm_update(const rssm_update_args* args, void* workspace, size_t workspace_bytes, void* stream,
                         rssm_error* error) {
   replayssm::Checker check("rssm_update", error);
   replayssm::Plan plan = replayssm::plan(args, check);
   if (!check.ok() || plan.launcher == nullptr) return check.status();
+  if (workspace == nullptr || workspace_bytes < replayssm::kWorkspaceBytes) {
+    check.fail(RSSM_WORKSPACE_TOO_SMALL, "workspace", "expected %zu bytes, got %zu at %p", replayssm::kWorkspaceBytes,
+               workspace_bytes, workspace);
+    return check.status();
+  }
+  plan.params.tickets = static_cast<uint32_t*>(workspace);
   cudaError_t code = plan.launcher(plan.params, static_cast<cudaStream_t>(stream));
   if (code != cudaSuccess) check.fail(RSSM_CUDA_ERROR, "launch", "%s", cudaGetErrorString(code));
   return check.status();

@@ -26,6 +26,8 @@ struct Problem {
   rssm_update_args args{};
   std::vector<void*> pendingByH;  // [S] int32 each, all equal to h
   std::vector<void*> slotByRotation;
+  static constexpr size_t kWorkspaceBytes = 256;
+  void* workspace = nullptr;
 
   Problem(const Shape& s, int b, int t, int l) : shape(s), rows(b), tokens(t), window(l), ringRows(l + t) {
     int64_t rowBytes = stateElems() * 4;
@@ -52,7 +54,7 @@ struct Problem {
     call.h.data = pendingByH[static_cast<size_t>(h)];
     call.slot.data = slotByRotation[static_cast<size_t>(rotation)];
     rssm_error error{};
-    if (rssm_update(&call, nullptr, 0, stream, &error) != RSSM_OK) throw std::runtime_error(error.message);
+    if (rssm_update(&call, workspace, kWorkspaceBytes, stream, &error) != RSSM_OK) throw std::runtime_error(error.message);
   }
 
  private:
@@ -85,6 +87,8 @@ struct Problem {
 
   void allocate() {
     const int64_t b = rows, t = tokens, h = shape.heads, g = shape.groups, p = shape.headDim, n = shape.stateDim;
+    workspace = allocate(kWorkspaceBytes);
+    cudaOk(cudaMemset(workspace, 0, kWorkspaceBytes), "workspace");
     args.struct_size = sizeof(args);
     args.abi_version = RSSM_ABI_VERSION;
     args.kind = RSSM_MAMBA2;

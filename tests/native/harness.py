@@ -75,11 +75,13 @@ class Pool:
     library: _abi.Library
     device: str = "cuda"
     tensors: dict[str, Any] = field(default_factory=dict)
+    workspace: Any = None
 
     def __post_init__(self) -> None:
         import torch
 
         s, c = self.shape, self.config.ring_rows
+        self.workspace = torch.zeros(256, dtype=torch.uint8, device=self.device)
 
         def poison(*size: int, dtype: Any) -> Any:
             return torch.full(size, float("nan"), dtype=dtype, device=self.device)
@@ -115,7 +117,8 @@ class Pool:
             **{name: view(tensor) for name, tensor in rows.items()},
             **{name: view(tensor) for name, tensor in self.tensors.items()},
         )
-        self.library.update(args, 0, self.library.update_workspace(args), self._stream())
+        assert self.library.update_workspace(args) <= self.workspace.numel()
+        self.library.update(args, self.workspace.data_ptr(), self.workspace.numel(), self._stream())
 
     def commit(self, slot: Any, num_tokens: Any, accepted: Any) -> None:
         """Move the cursors; all arguments [B] int32."""

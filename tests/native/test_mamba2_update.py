@@ -157,21 +157,25 @@ def base_shape(head_dim: int = 64) -> SsmShape:
     return harness.mamba2_shape(heads=8, groups=2, head_dim=head_dim, state_dim=128)
 
 
+@pytest.mark.parametrize("padding", [0, 60], ids=["direct", "streamed"])
 @pytest.mark.parametrize("act", ["bfloat16", "float16"])
 @pytest.mark.parametrize("head_dim", [64, 80])
 def test_plain_decoding_matches_the_specification_through_three_windows(
-    library: _abi.Library, head_dim: int, act: str
+    library: _abi.Library, head_dim: int, act: str, padding: int
 ) -> None:
     twin = Twin(library, base_shape(head_dim), ReplayConfig(window=16), act, slots=5)
     for slot, origin in ((0, 0), (2, 16), (4, 9)):
         twin.admit(slot, origin)
     for _ in range(50):
-        twin.step([4, -1, 0, 2], [1, 1, 1, 1], [1, 1, 1, 1], tokens=1)
+        idle = [-1] * padding
+        twin.step([4, -1, 0, 2, *idle], [1] * (4 + padding), [1] * (4 + padding), tokens=1)
 
 
+@pytest.mark.parametrize("padding", [0, 60], ids=["direct", "streamed"])
 @pytest.mark.parametrize("window", [1, 2, 3, 8, 16, 40, 64])
 @pytest.mark.parametrize("tokens", [1, 2, 4, 6, 8, 9, 16])
-def test_random_steps_match_the_specification(library: _abi.Library, window: int, tokens: int) -> None:
+def test_random_steps_match_the_specification(library: _abi.Library, window: int, tokens: int, padding: int) -> None:
+    """Padding rows swell the batch, so that the launch choice takes the kernel for large batches."""
     if tokens > window:
         pytest.skip("T_max <= L")
     twin = Twin(library, base_shape(), ReplayConfig(window=window, max_step_tokens=tokens), "bfloat16", slots=6)
@@ -184,7 +188,8 @@ def test_random_steps_match_the_specification(library: _abi.Library, window: int
         accepted = [int(twin.rng.integers(0, count + 1)) for count in counts]
         if step % 4 == 0:
             accepted = counts
-        twin.step(slots, counts, accepted, tokens)
+        idle = [-1] * padding
+        twin.step(slots + idle, counts + [tokens] * padding, accepted + idle, tokens)
 
 
 @pytest.mark.parametrize("offset", [-1, 0, 1])

@@ -70,7 +70,10 @@ typedef struct rssm_update_args {
   rssm_tensor ring_beta;       /* [S, H, C] float32; GDN that re-derives only; appended */
 } rssm_update_args;
 
-/* Device bytes the launch needs beside the tensors of `args`, in *bytes. */
+/*
+ * Device bytes the launch needs beside the tensors of `args`, in *bytes. The workspace must be zero before its first
+ * use; every launch leaves it zero. HAZARD: launches that may overlap (other streams) need workspaces of their own.
+ */
 RSSM_API rssm_status rssm_update_workspace(const rssm_update_args* args, size_t* bytes, rssm_error* error);
 
 /* Enqueues the step on `stream` (a cudaStream_t). Allocates nothing and does not synchronise. */

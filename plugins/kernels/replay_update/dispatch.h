@@ -11,7 +11,9 @@ enum class ActivationType : int32_t { kBfloat16, kFloat16 };
 
 // How a problem maps to a launch. stages = 0: the kernel's shared memory cannot hold it.
 struct UpdateLaunch {
+  bool direct;      // a CTA for each head instead of persistent ones
   int workers;      // teams that get work
+  int pieceHeads;   // heads of a piece of dynamically dealt work
   int grid;         // CTAs, at most one per multiprocessor
   int sharedBytes;
   int stages;       // items in flight or in use, all teams of a CTA

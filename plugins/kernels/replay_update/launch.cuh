@@ -3,41 +3,61 @@
 
 #include <cuda_runtime.h>
 
+#include "direct.cuh"
 #include "dispatch.h"
 #include "kernel.cuh"
 
 namespace replayssm {
 
+// Up to this many heads a multiprocessor, starting a CTA for each is quicker than filling a pipeline.
+constexpr int kDirectHeads = 3;
+constexpr int kMaxGridRows = 65535;
+
 template <class Traits>
 UpdateLaunch chooseLaunch(const UpdateParams& p) {
   SharedLayout layout = sharedLayout<Traits>(p.window, p.tokens);
-  UpdateLaunch launch;
+  UpdateLaunch launch{};
   int64_t items = static_cast<int64_t>(p.rows) * p.heads;
   int64_t teams = static_cast<int64_t>(p.multiprocessors) * Traits::kTeams;
+  launch.stages = layout.stages * Traits::kTeams;
+  launch.direct = items <= static_cast<int64_t>(p.multiprocessors) * kDirectHeads && p.rows <= kMaxGridRows;
   launch.workers = static_cast<int>(items < teams ? items : teams);
   launch.grid = static_cast<int>(items < p.multiprocessors ? items : p.multiprocessors);
-  launch.sharedBytes = layout.teamBytes * Traits::kTeams;
-  launch.stages = layout.stages * Traits::kTeams;
+  launch.pieceHeads = p.headsPerGroup % 2 == 0 && items >= 8 * teams ? 2 : 1;
+  launch.sharedBytes = launch.direct ? layout.keyBufferBytes + layout.stageBytes : layout.teamBytes * Traits::kTeams;
   return launch;
 }
 
-template <class Traits>
-cudaError_t launchMamba2Update(const UpdateParams& p, cudaStream_t stream) {
-  UpdateLaunch launch = chooseLaunch<Traits>(p);
-  auto kernel = mamba2UpdateKernel<Traits>;
-  cudaError_t code = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, launch.sharedBytes);
+template <class Kernel, class... Args>
+cudaError_t launchKernel(Kernel kernel, dim3 grid, int threads, int sharedBytes, bool programmatic,
+                         cudaStream_t stream, const Args&... args) {
+  cudaError_t code = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sharedBytes);
   if (code != cudaSuccess) return code;
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attribute.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(launch.grid);
-  config.blockDim = dim3(Traits::kThreads);
-  config.dynamicSmemBytes = launch.sharedBytes;
+  config.gridDim = grid;
+  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.dynamicSmemBytes = static_cast<size_t>(sharedBytes);
   config.stream = stream;
   config.attrs = &attribute;
-  config.numAttrs = p.programmaticLaunch ? 1 : 0;
-  return cudaLaunchKernelEx(&config, kernel, p, launch.workers);
+  config.numAttrs = programmatic ? 1 : 0;
+  return cudaLaunchKernelEx(&config, kernel, args...);
+}
+
+template <class Traits>
+cudaError_t launchMamba2Update(const UpdateParams& problem, cudaStream_t stream) {
+  UpdateParams p = problem;
+  UpdateLaunch launch = chooseLaunch<Traits>(p);
+  p.pieceHeads = launch.pieceHeads;
+  if (launch.direct) {
+    dim3 grid(static_cast<unsigned>(p.heads), static_cast<unsigned>(p.rows));
+    return launchKernel(mamba2DirectKernel<Traits>, grid, 32 * Traits::kWarps, launch.sharedBytes,
+                        p.programmaticLaunch, stream, p);
+  }
+  return launchKernel(mamba2UpdateKernel<Traits>, dim3(static_cast<unsigned>(launch.grid)), Traits::kThreads,
+                      launch.sharedBytes, p.programmaticLaunch, stream, p, launch.workers);
 }
 
 }  // namespace replayssm

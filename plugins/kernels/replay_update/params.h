@@ -17,7 +17,10 @@ struct UpdateParams {
   int32_t headDim, stateDim;                           // P, N
   int32_t window, ringRows;                            // L, C
   int32_t multiprocessors;
+  int32_t pieceHeads;  // heads of a piece of dynamically dealt work, divides headsPerGroup
   bool programmaticLaunch;
+
+  uint32_t* tickets;  // [2] in the workspace, zero between launches
 
   const int32_t* slot;  // [B], -1 = padding
   int64_t slotStride;

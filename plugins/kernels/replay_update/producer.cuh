@@ -4,9 +4,7 @@
 // stalls the stream. Only records 0..h-1 (ring) and tokens 0..num_tokens-1 (inputs) are ever read.
 #pragma once
 
-#include "../common/mbarrier.cuh"
-#include "params.h"
-#include "traits.cuh"
+#include "loads.cuh"
 
 namespace replayssm {
 
@@ -37,56 +35,52 @@ struct Chunk {
   int row, head, count;
 };
 
-// A worker's share of all rows * heads: whole groups, dealt out in turn so that rows that flush are spread, then its
-// part of what is left, so that no worker has more than one head more than another.
+// Deals rows * heads out to workers. Whole groups first, in turn, so that rows that flush are spread. Multiprocessors do
+// not all get the same bandwidth, so the rest goes in small pieces to whoever is ready: a worker's first piece is its
+// own number, later ones are drawn from a counter in the workspace.
 struct ChunkList {
-  int heads, headsPerGroup, worker, workers;
-  int rounds;     // whole groups of each worker
-  int from, end;  // its part of the rest, as row * heads + head
+  const UpdateParams& p;
+  int worker, workers, rounds, base, pieces;
 
-  __device__ ChunkList(const UpdateParams& p, int w, int n)
-      : heads(p.heads), headsPerGroup(p.headsPerGroup), worker(w), workers(n) {
+  __device__ ChunkList(const UpdateParams& params, int w, int n) : p(params), worker(w), workers(n) {
     int groups = p.rows * p.groups;
-    rounds = groups / workers;
-    int base = rounds * workers * headsPerGroup;
-    int rest = groups * headsPerGroup - base;  // less than workers * headsPerGroup
-    from = base + static_cast<int>(static_cast<unsigned>(rest) * worker / workers);
-    end = worker < workers ? base + static_cast<int>(static_cast<unsigned>(rest) * (worker + 1) / workers) : from;
+    rounds = max(groups / workers - 1, 0);
+    base = rounds * workers * p.headsPerGroup;
+    pieces = (groups * p.headsPerGroup - base) / p.pieceHeads;
   }
 
-  // count = 0 behind the end.
-  __device__ Chunk at(int index) const {
-    int first = (index * workers + worker) * headsPerGroup;
-    int last = first + headsPerGroup;
-    if (index >= rounds) {
-      int group = from / headsPerGroup + (index - rounds);
-      first = max(from, group * headsPerGroup);
-      last = min(end, (group + 1) * headsPerGroup);
+  __device__ bool draws() const { return pieces > workers; }
+
+  // The index-th chunk of this worker, index rising by one a call; count = 0 behind the end. Lane 0 draws.
+  __device__ Chunk next(int index, int lane) const {
+    int first, count = p.headsPerGroup;
+    if (index < rounds) {
+      first = (index * workers + worker) * p.headsPerGroup;
+    } else {
+      int piece = worker;
+      if (index > rounds) {
+        if (!draws()) return {0, 0, 0};
+        if (lane == 0) piece = workers + static_cast<int>(atomicAdd(p.tickets, 1u));
+        piece = __shfl_sync(0xffffffffu, piece, 0);
+      }
+      if (piece >= pieces) return {0, 0, 0};
+      count = p.pieceHeads;
+      first = base + piece * count;
     }
-    if (first >= last || worker >= workers) return {0, 0, 0};
-    int row = first / heads;
-    return {row, first - row * heads, last - first};
+    int row = first / p.heads;
+    return {row, first - row * p.heads, count};
+  }
+
+  // The last worker to finish leaves the counters at zero for the next launch.
+  __device__ void finish(int lane) const {
+    if (lane != 0 || !draws()) return;
+    __threadfence();
+    if (atomicAdd(p.tickets + 1, 1u) == static_cast<unsigned>(workers) - 1) {
+      p.tickets[0] = 0;
+      p.tickets[1] = 0;
+    }
   }
 };
-
-struct RowInfo {
-  int slot, tokens, origin, pending;
-};
-
-// Slot and token count of a chunk's row; padding (slot -1) has no tokens.
-__device__ __forceinline__ RowInfo loadRow(const UpdateParams& p, const Chunk& chunk) {
-  RowInfo info{-1, 0, 0, 0};
-  if (chunk.count == 0) return info;
-  info.slot = __ldcg(p.slot + chunk.row * p.slotStride);
-  info.tokens = min(max(__ldcg(p.numTokens + chunk.row * p.numTokensStride), 0), p.tokens);
-  return info;
-}
-
-__device__ __forceinline__ void loadCursors(const UpdateParams& p, RowInfo& info) {
-  if (info.slot < 0) return;
-  info.origin = __ldcg(p.origin + info.slot);
-  info.pending = __ldcg(p.pending + info.slot);
-}
 
 template <class Traits>
 struct Producer {
@@ -98,60 +92,13 @@ struct Producer {
   const int lane;
   RingCursor at, keysAt;
 
-  __device__ int ringRow(const RowInfo& row, int index) const {
-    int r = row.origin + index;
-    return r < p.ringRows ? r : r - p.ringRows;
-  }
+  __device__ RecordLoader<Traits> loader() const { return {p, layout, lane, 32}; }
 
-  // Keys of the committed records and of this step, then the queries; 16-byte pieces, neighbouring lanes side by side.
   __device__ void loadKeys(const RowInfo& info, int row, int group) {
-    using Act = typename Traits::Act;
-    constexpr int kPieces = Traits::kStateDim / 8;
-    uint32_t target = sharedBase + layout.keyOffset(keysAt.index);
     barrierWait(barriers.keysEmpty(keysAt.index), keysAt.parity ^ 1);
-    int total = info.pending + info.tokens;
-    const Act* ring = static_cast<const Act*>(p.ringKey) + info.slot * p.ringKeySlotStride +
-                      static_cast<int64_t>(group) * p.ringRows * Traits::kStateDim;
-    const Act* keys = static_cast<const Act*>(p.k.data) + row * p.k.rowStride + group * p.k.headStride;
-    const Act* queries = static_cast<const Act*>(p.q.data) + row * p.q.rowStride + group * p.q.headStride;
-#pragma unroll 1
-    for (int i = lane; i < (total + info.tokens) * kPieces; i += 32) {
-      int j = i / kPieces, piece = i % kPieces;
-      const Act* source = j < info.pending ? ring + ringRow(info, j) * Traits::kStateDim
-                          : j < total      ? keys + (j - info.pending) * p.k.tokenStride
-                                           : queries + (j - total) * p.q.tokenStride;
-      uint32_t offset = j < total ? j * Traits::kKeyPitch : layout.queryOffset + (j - total) * Traits::kKeyPitch;
-      pieceLoad(target + offset + piece * 16, source + piece * 8);
-    }
+    loader().keys(info, row, group, sharedBase + layout.keyOffset(keysAt.index));
     loadsArrive(barriers.keysFull(keysAt.index));
     keysAt.advance(layout.keyBuffers);
-  }
-
-  // Values, dt and the head's scalars of an item.
-  __device__ void loadRecords(const RowInfo& info, int row, int head, uint32_t stage) {
-    using Act = typename Traits::Act;
-    constexpr int kPieces = Traits::kHeadDim / 8;
-    int total = info.pending + info.tokens;
-    int64_t ringHead = static_cast<int64_t>(head) * p.ringRows;
-    const Act* ringValues = static_cast<const Act*>(p.ringValue) + info.slot * p.ringValueSlotStride +
-                            ringHead * Traits::kHeadDim;
-    const Act* values = static_cast<const Act*>(p.value.data) + row * p.value.rowStride + head * p.value.headStride;
-    const float* ringDt = p.ringDt + info.slot * p.ringDtSlotStride + ringHead;
-    const float* dt = static_cast<const float*>(p.dt.data) + row * p.dt.rowStride + head * p.dt.headStride;
-#pragma unroll 1
-    for (int i = lane; i < total * kPieces; i += 32) {
-      int j = i / kPieces, piece = i % kPieces;
-      int token = j - info.pending;
-      const Act* value = token < 0 ? ringValues + ringRow(info, j) * Traits::kHeadDim : values + token * p.value.tokenStride;
-      pieceLoad(stage + layout.valueOffset + j * Traits::kValuePitch + piece * 16, value + piece * 8);
-    }
-#pragma unroll 1
-    for (int j = lane; j < total; j += 32) {
-      int token = j - info.pending;
-      wordLoad(stage + layout.dtOffset + j * 4, token < 0 ? ringDt + ringRow(info, j) : dt + token * p.dt.tokenStride);
-    }
-    if (lane == 0) wordLoad(stage + layout.scalarOffset, p.a + head);
-    if (lane == 1 && p.skip != nullptr) wordLoad(stage + layout.scalarOffset + 4, p.skip + head);
   }
 
   // Waits for the stage and starts the state's copy, which needs the slot but not the cursors.
@@ -171,7 +118,7 @@ struct Producer {
     if (lane == 0) *reinterpret_cast<ItemHeader*>(shared + layout.stageOffset(at.index) + layout.headerOffset) = header;
     __syncwarp();
     if (loads) {
-      loadRecords(info, header.row, header.head(), sharedBase + layout.stageOffset(at.index));
+      loader().records(info, header.row, header.head(), sharedBase + layout.stageOffset(at.index));
       loadsArrive(full);
     } else {
       barrierArrive(full);
@@ -198,14 +145,15 @@ struct Producer {
 
   __device__ void run(int worker, int workers) {
     const ChunkList list(p, worker, workers);
-    Chunk chunk = list.at(0), next = list.at(1);
-    RowInfo info = loadRow(p, chunk);
-    RowInfo nextInfo = loadRow(p, next);
+    Chunk chunk = list.next(0, lane);
+    RowInfo info = loadRow(p, chunk.count > 0 ? chunk.row : -1);
+    Chunk next = list.next(1, lane);
+    RowInfo nextInfo = loadRow(p, next.count > 0 ? next.row : -1);
     int ordinal = 0;
 #pragma unroll 1
     for (int index = 0; chunk.count > 0; ++index) {
-      Chunk later = list.at(index + 2);
-      RowInfo laterInfo = loadRow(p, later);
+      Chunk later = next.count > 0 ? list.next(index + 2, lane) : Chunk{0, 0, 0};
+      RowInfo laterInfo = loadRow(p, later.count > 0 ? later.row : -1);
       loadCursors(p, nextInfo);
       stream(chunk, info, index == 0, ordinal);
       if (info.slot >= 0 && info.tokens > 0) ++ordinal;
@@ -216,6 +164,7 @@ struct Producer {
     }
     openItem(false, -1, 0);
     closeItem(false, ItemHeader::make(kEnd, 0, -1, 0, 0, 0, 0, 0), info);
+    list.finish(lane);
     loadsDrain();
   }
 };

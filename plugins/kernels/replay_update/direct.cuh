@@ -1,0 +1,53 @@
+// The Mamba-2 update for small batches: one CTA a head, everything loaded at once, no pipeline to set up.
+#pragma once
+
+#include "consumer.cuh"
+#include "loads.cuh"
+
+namespace replayssm {
+
+// The state by all threads, 16 bytes each.
+template <class Traits>
+__device__ __forceinline__ void loadState(const float* state, uint32_t target, int thread) {
+#pragma unroll
+  for (int i = 0; i < Traits::kStateBytes / 16 / (32 * Traits::kWarps); ++i) {
+    int piece = i * 32 * Traits::kWarps + thread;
+    pieceLoad(target + piece * 16, state + piece * 4);
+  }
+}
+
+template <class Traits>
+__global__ void __launch_bounds__(32 * Traits::kWarps)
+    mamba2DirectKernel(const __grid_constant__ UpdateParams p) {
+  extern __shared__ __align__(128) char shared[];
+  static_assert(Traits::kStateBytes / 16 % (32 * Traits::kWarps) == 0, "whole rounds of the CTA's threads");
+  const SharedLayout layout = sharedLayout<Traits>(p.window, p.tokens);
+  const int thread = threadIdx.x, head = blockIdx.x, row = blockIdx.y;
+  const int group = head / p.headsPerGroup;
+  char* const stage = shared + layout.keyBufferBytes;
+  Consumer<Traits> consumer{p, layout, thread / 32, thread % 32};
+  releaseDependents();
+  waitForPredecessor();
+  RowInfo info = loadRow(p, row);
+  if (info.slot < 0 || info.tokens == 0) {
+    float zero[Traits::kTokenTiles][4] = {};
+    consumer.writeOutput(ItemHeader::make(kZero, row, -1, head, 0, 0, 0, 0), zero);
+    return;
+  }
+  const float* state = p.checkpoint + info.slot * p.checkpointSlotStride +
+                       static_cast<int64_t>(head) * Traits::kHeadDim * Traits::kStateDim;
+  loadState<Traits>(state, sharedAddress(stage), thread);
+  loadCursors(p, info);
+  const RecordLoader<Traits> loader{p, layout, thread, 32 * Traits::kWarps};
+  loader.keys(info, row, group, sharedAddress(shared));
+  loader.records(info, row, head, sharedAddress(stage));
+  loadsDrain();
+  __syncthreads();
+  const ItemHeader item = ItemHeader::make(0, row, info.slot, head, info.origin, info.pending, info.tokens, 0);
+  consumer.loadQueries(item, shared + layout.queryOffset);
+  consumer.compute(item, stage, shared);
+  if (thread < 32 && head == group * p.headsPerGroup) consumer.appendKeys(item, shared);
+  if (thread % 32 == 0) bulkWait();
+}
+
+}  // namespace replayssm

@@ -1,0 +1,88 @@
+// Asynchronous loads of what one item needs beside its state, by any number of cooperating threads.
+// Only records 0..h-1 (ring) and tokens 0..num_tokens-1 (inputs) are ever read.
+#pragma once
+
+#include "../common/mbarrier.cuh"
+#include "params.h"
+#include "traits.cuh"
+
+namespace replayssm {
+
+struct RowInfo {
+  int slot, tokens, origin, pending;
+};
+
+// Slot and token count of a batch row; padding (slot -1) and row -1 have no tokens.
+__device__ __forceinline__ RowInfo loadRow(const UpdateParams& p, int row) {
+  RowInfo info{-1, 0, 0, 0};
+  if (row < 0) return info;
+  info.slot = __ldcg(p.slot + row * p.slotStride);
+  info.tokens = min(max(__ldcg(p.numTokens + row * p.numTokensStride), 0), p.tokens);
+  return info;
+}
+
+__device__ __forceinline__ void loadCursors(const UpdateParams& p, RowInfo& info) {
+  if (info.slot < 0) return;
+  info.origin = __ldcg(p.origin + info.slot);
+  info.pending = __ldcg(p.pending + info.slot);
+}
+
+template <class Traits>
+struct RecordLoader {
+  using Act = typename Traits::Act;
+  const UpdateParams& p;
+  const SharedLayout& layout;
+  const int thread, threads;
+
+  __device__ int ringRow(const RowInfo& row, int index) const {
+    int r = row.origin + index;
+    return r < p.ringRows ? r : r - p.ringRows;
+  }
+
+  // Keys of the committed records and of this step, then the queries; 16-byte pieces, neighbouring threads side by side.
+  __device__ void keys(const RowInfo& info, int row, int group, uint32_t target) const {
+    constexpr int kPieces = Traits::kStateDim / 8;
+    int total = info.pending + info.tokens;
+    const Act* ring = static_cast<const Act*>(p.ringKey) + info.slot * p.ringKeySlotStride +
+                      static_cast<int64_t>(group) * p.ringRows * Traits::kStateDim;
+    const Act* keys = static_cast<const Act*>(p.k.data) + row * p.k.rowStride + group * p.k.headStride;
+    const Act* queries = static_cast<const Act*>(p.q.data) + row * p.q.rowStride + group * p.q.headStride;
+#pragma unroll 1
+    for (int i = thread; i < (total + info.tokens) * kPieces; i += threads) {
+      int j = i / kPieces, piece = i % kPieces;
+      const Act* source = j < info.pending ? ring + ringRow(info, j) * Traits::kStateDim
+                          : j < total      ? keys + (j - info.pending) * p.k.tokenStride
+                                           : queries + (j - total) * p.q.tokenStride;
+      uint32_t offset = j < total ? j * Traits::kKeyPitch : layout.queryOffset + (j - total) * Traits::kKeyPitch;
+      pieceLoad(target + offset + piece * 16, source + piece * 8);
+    }
+  }
+
+  // Values, dt and the head's scalars of an item.
+  __device__ void records(const RowInfo& info, int row, int head, uint32_t stage) const {
+    constexpr int kPieces = Traits::kHeadDim / 8;
+    int total = info.pending + info.tokens;
+    int64_t ringHead = static_cast<int64_t>(head) * p.ringRows;
+    const Act* ringValues = static_cast<const Act*>(p.ringValue) + info.slot * p.ringValueSlotStride +
+                            ringHead * Traits::kHeadDim;
+    const Act* values = static_cast<const Act*>(p.value.data) + row * p.value.rowStride + head * p.value.headStride;
+    const float* ringDt = p.ringDt + info.slot * p.ringDtSlotStride + ringHead;
+    const float* dt = static_cast<const float*>(p.dt.data) + row * p.dt.rowStride + head * p.dt.headStride;
+#pragma unroll 1
+    for (int i = thread; i < total * kPieces; i += threads) {
+      int j = i / kPieces, piece = i % kPieces;
+      int token = j - info.pending;
+      const Act* value = token < 0 ? ringValues + ringRow(info, j) * Traits::kHeadDim : values + token * p.value.tokenStride;
+      pieceLoad(stage + layout.valueOffset + j * Traits::kValuePitch + piece * 16, value + piece * 8);
+    }
+#pragma unroll 1
+    for (int j = thread; j < total; j += threads) {
+      int token = j - info.pending;
+      wordLoad(stage + layout.dtOffset + j * 4, token < 0 ? ringDt + ringRow(info, j) : dt + token * p.dt.tokenStride);
+    }
+    if (thread == 0) wordLoad(stage + layout.scalarOffset, p.a + head);
+    if (thread == 1 && p.skip != nullptr) wordLoad(stage + layout.scalarOffset + 4, p.skip + head);
+  }
+};
+
+}  // namespace replayssm
