@@ -35,6 +35,26 @@ def require_memory(max_batch_size: int, slot_bytes: int, free_bytes: int, fracti
         )
 
 
+def prefix_budget(asked: int | None, snapshot_bytes: int) -> int:
+    """Bytes for a prefix cache: as asked for, or a quarter of the free host memory (1 GiB where it is not known).
+
+    Raises ConfigError when that cannot hold one snapshot of snapshot_bytes.
+    """
+    budget = asked
+    if budget is None:
+        free = free_host_bytes()
+        budget = 1 << 30 if free is None else free // 4
+    if budget < snapshot_bytes:
+        raise ConfigError(
+            "LLM",
+            "host_cache_size",
+            expected=f"at least {snapshot_bytes} bytes (one snapshot with the keys and values of one block)",
+            got=budget,
+            hint="Raise KvCacheConfig.host_cache_size, or turn enable_block_reuse off",
+        )
+    return budget
+
+
 def free_host_bytes() -> int | None:
     """Host memory that is free or reclaimable now; None where the system does not say."""
     try:

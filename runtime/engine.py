@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from trtllm_replayssm.errors import CapacityError, ConfigError
 from trtllm_replayssm.runtime.intake import Intake
 from trtllm_replayssm.runtime.outputs import RequestOutput, request_output
+from trtllm_replayssm.runtime.prefix.reuse import PrefixReuse
+from trtllm_replayssm.runtime.prefix.settings import PrefixConfig
 from trtllm_replayssm.runtime.sampling.params import SamplingParams
 from trtllm_replayssm.runtime.scheduler.output import FinishReason
-from trtllm_replayssm.runtime.scheduler.request import Choice, Request, RequestState
+from trtllm_replayssm.runtime.scheduler.request import DEFAULT_PRIORITY, Choice, Request, RequestState
 from trtllm_replayssm.runtime.scheduler.scheduler import Scheduler, SchedulerConfig
 from trtllm_replayssm.runtime.session.base import Session, SlotSnapshot
 from trtllm_replayssm.runtime.speculative.drafter import Drafter
@@ -27,6 +29,8 @@ class EngineConfig:
 
     prefill_chunk: tokens of one prompt chunk, None: the whole budget. seed: for requests without one.
     conventional_state: the session reads and writes its state at every token; only the counters need to know.
+    prefix: the prefix cache, None for none. max_preempted: choices in host memory at most for the sake of others with
+    a higher priority, None: as many as max_batch_size.
     debug: check all bookkeeping after each step.
     """
 
@@ -35,6 +39,8 @@ class EngineConfig:
     prefill_chunk: int | None = None
     seed: int = 0
     conventional_state: bool = False
+    prefix: PrefixConfig | None = None
+    max_preempted: int | None = None
     debug: bool = False
 
 
@@ -68,8 +74,11 @@ class Engine:
                 max_num_tokens=config.max_num_tokens,
                 chunk=config.prefill_chunk or config.max_num_tokens,
                 max_step_tokens=step_tokens,
+                block=1 if config.prefix is None else config.prefix.block,
+                max_preempted=config.max_batch_size if config.max_preempted is None else config.max_preempted,
             )
         )
+        self.prefix = None if config.prefix is None else PrefixReuse(session, config.prefix, self.stats.prefix)
         meter = TrafficMeter(
             session.geometry,
             session.replay,
@@ -77,7 +86,7 @@ class Engine:
             self.stats,
             conventional=config.conventional_state,
         )
-        self._runner = StepRunner(session, drafter, self._scheduler, self.stats, meter)
+        self._runner = StepRunner(session, drafter, self._scheduler, self.stats, meter, self.prefix)
 
     @property
     def has_work(self) -> bool:
@@ -107,10 +116,12 @@ class Engine:
             positions_max=pool.slots * pool.max_seq_len,
         )
 
-    def make_request(self, prompt: str | Sequence[int], params: SamplingParams) -> Request:
+    def make_request(
+        self, prompt: str | Sequence[int], params: SamplingParams, *, priority: float = DEFAULT_PRIORITY
+    ) -> Request:
         """A checked request that is not queued yet. Raises RequestError. May be called from any thread."""
         with self._numbering:
-            request = self.intake.request(self._serial, prompt, params)
+            request = self.intake.request(self._serial, prompt, params, priority=priority)
             self._serial += 1
         return request
 
@@ -119,9 +130,15 @@ class Engine:
         self._requests[request.request_id] = request
         self._scheduler.add(request.choices[0])
 
-    def add_request(self, prompt: str | Sequence[int], params: SamplingParams) -> int:
-        """Queue a prompt; returns the request's number. Raises RequestError; other requests are not touched."""
-        request = self.make_request(prompt, params)
+    def add_request(
+        self, prompt: str | Sequence[int], params: SamplingParams, *, priority: float = DEFAULT_PRIORITY
+    ) -> int:
+        """Queue a prompt; returns the request's number. Raises RequestError; other requests are not touched.
+
+        priority: 0..1. When no slot is free, one with a higher priority moves others' slots to host memory; they
+        resume, with the same tokens, when there is room.
+        """
+        request = self.make_request(prompt, params, priority=priority)
         self.enqueue(request)
         return request.request_id
 
@@ -138,14 +155,18 @@ class Engine:
         return request_output(request)
 
     def preempt(self, request_id: int) -> None:
-        """Move a request's slots to host memory; it resumes, before new requests, when slots are free."""
+        """Move a request's slots to host memory; it resumes when slots are free, before new ones of its priority."""
         request = self._requests.get(request_id)
         for choice in request.choices if request is not None else ():
-            if choice.slot is not None:
-                self._snapshots[choice] = self.session.save(choice.slot)
-                self.session.free(choice.slot)
-                self._scheduler.preempt(choice)
-                self.stats.preemptions += 1
+            self._to_host(choice)
+
+    def _to_host(self, choice: Choice) -> None:
+        if choice.slot is None:
+            return
+        self._snapshots[choice] = self.session.save(choice.slot)
+        self.session.free(choice.slot)
+        self._scheduler.preempt(choice)
+        self.stats.preemptions += 1
 
     def step(self) -> list[Request]:
         """Run one step; returns the requests that got tokens or ended. Finished ones are forgotten by the engine."""
@@ -159,23 +180,48 @@ class Engine:
         return changed
 
     def _admit(self) -> None:
-        """Give free slots to queued choices, in order. A session that is full after all leaves them queued."""
-        while (choice := self._scheduler.next_admission(self.session.free_slots)) is not None:
-            snapshot = self._snapshots.get(choice)
+        """Give slots to queued choices, in order. A session that is full after all leaves them queued."""
+        begun: list[Choice] = []
+        while (choice := self._next()) is not None:
+            new = choice not in self._snapshots
             try:
-                slot = self.session.allocate(choice.seed) if snapshot is None else self.session.restore(snapshot)
+                slot = self._seat(choice)
             except CapacityError:
                 if not self._scheduler.resident:
                     raise  # nothing of ours will ever free a slot
-                return
-            self._snapshots.pop(choice, None)
+                break
             self._scheduler.place(choice, slot)
             choice.request.times.admit()
+            if new and choice.prefilled:
+                begun.append(choice)
+        self._runner.catch_up(begun)
+
+    def _next(self) -> Choice | None:
+        """The choice that can have a slot now, if others of a lower priority must go for it."""
+        choice = self._scheduler.next_admission(self.session.free_slots)
+        if choice is None:
+            victims = self._scheduler.victims(self.session.free_slots)
+            for victim in victims:
+                self._to_host(victim)
+            if victims:
+                choice = self._scheduler.next_admission(self.session.free_slots)
+        return choice
+
+    def _seat(self, choice: Choice) -> int:
+        """A slot: with the state that the choice gave up, or for a new prompt. Raises CapacityError."""
+        snapshot = self._snapshots.get(choice)
+        if snapshot is not None:
+            slot = self.session.restore(snapshot)
+            del self._snapshots[choice]
+            return slot
+        return self.session.allocate(choice.seed) if self.prefix is None else self.prefix.begin(choice)
 
     def check_integrity(self) -> None:
         """Raise InvariantError when the scheduler's or the session's bookkeeping is inconsistent."""
         self._scheduler.check_integrity()
         self.session.check_integrity()
+        if self.prefix is not None:
+            self.prefix.cache.check_integrity()
 
 
 def _check_fit(session: Session, config: EngineConfig, step_tokens: int) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from trtllm_replayssm.errors import RequestError
 from trtllm_replayssm.runtime.sampling.params import SamplingParams
 from trtllm_replayssm.runtime.scheduler.output import EndRules
-from trtllm_replayssm.runtime.scheduler.request import Request, request_seed
+from trtllm_replayssm.runtime.scheduler.request import DEFAULT_PRIORITY, Request, request_seed
 from trtllm_replayssm.runtime.text.tokenizer import Tokenizer
 
 NO_END = -1  # SamplingParams.end_id that stands for "no end token"
@@ -57,8 +57,17 @@ class Intake:
             )
         return ids
 
-    def request(self, request_id: int, prompt: str | Sequence[int], params: SamplingParams) -> Request:
+    def request(
+        self,
+        request_id: int,
+        prompt: str | Sequence[int],
+        params: SamplingParams,
+        *,
+        priority: float = DEFAULT_PRIORITY,
+    ) -> Request:
         """A request numbered request_id. Raises RequestError; nothing else is touched then."""
+        if isinstance(priority, bool) or not isinstance(priority, (int, float)) or not 0 <= priority <= 1:
+            raise RequestError("add_request", "priority", expected="a number in 0..1", got=repr(priority))
         ids = self.prompt_ids(prompt, params)
         if params.n > self.max_choices:
             raise RequestError(
@@ -78,7 +87,16 @@ class Intake:
         )
         seed = request_seed(self.seed, request_id) if params.seed is None else params.seed
         prompt_text = prompt if isinstance(prompt, str) else None
-        return Request(request_id, ids, params, seed=seed, rules=rules, tokenizer=self.tokenizer, prompt=prompt_text)
+        return Request(
+            request_id,
+            ids,
+            params,
+            seed=seed,
+            rules=rules,
+            tokenizer=self.tokenizer,
+            prompt=prompt_text,
+            priority=float(priority),
+        )
 
     def _end_ids(self, params: SamplingParams) -> frozenset[int]:
         if params.end_id is None:

@@ -27,6 +27,7 @@ from trtllm_replayssm.runtime.outputs import CompletionOutput, RequestOutput
 from trtllm_replayssm.runtime.progress import progress_bar
 from trtllm_replayssm.runtime.replica import ReplicaOptions, build_engine
 from trtllm_replayssm.runtime.sampling.params import SamplingParams
+from trtllm_replayssm.runtime.scheduler.request import DEFAULT_PRIORITY
 from trtllm_replayssm.runtime.stats import EngineLoad
 from trtllm_replayssm.runtime.text.tokenizer import Tokenizer
 from trtllm_replayssm.shapes import ModelGeometry
@@ -172,10 +173,18 @@ class LLM:
         return results[0] if single else results
 
     def generate_async(
-        self, inputs: Prompt, sampling_params: SamplingParams | None = None, streaming: bool = False
+        self,
+        inputs: Prompt,
+        sampling_params: SamplingParams | None = None,
+        streaming: bool = False,
+        *,
+        priority: float = DEFAULT_PRIORITY,
     ) -> RequestHandle:
-        """Start one prompt; the handle can be awaited, iterated over (also asynchronously) and aborted."""
-        request = self._loop.prepare(_plain(inputs), sampling_params or SamplingParams())
+        """Start one prompt; the handle can be awaited, iterated over (also asynchronously) and aborted.
+
+        priority: 0..1; the higher one gets a slot first, if need be that of a running one, which goes on later.
+        """
+        request = self._loop.prepare(_plain(inputs), sampling_params or SamplingParams(), priority=priority)
         return self._loop.start(request, streaming=streaming)
 
     def shutdown(self) -> None:

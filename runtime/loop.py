@@ -10,7 +10,7 @@ from trtllm_replayssm.runtime.engine import Engine
 from trtllm_replayssm.runtime.handle import RequestHandle
 from trtllm_replayssm.runtime.outputs import RequestOutput, request_output
 from trtllm_replayssm.runtime.sampling.params import SamplingParams
-from trtllm_replayssm.runtime.scheduler.request import Request
+from trtllm_replayssm.runtime.scheduler.request import DEFAULT_PRIORITY, Request
 
 
 class EngineLoop:
@@ -31,9 +31,11 @@ class EngineLoop:
         """What stopped the engine, None while it runs."""
         return self._failure
 
-    def prepare(self, prompt: str | Sequence[int], params: SamplingParams) -> Request:
+    def prepare(
+        self, prompt: str | Sequence[int], params: SamplingParams, *, priority: float = DEFAULT_PRIORITY
+    ) -> Request:
         """A checked request that has not started. Raises RequestError."""
-        return self._engine.make_request(prompt, params)
+        return self._engine.make_request(prompt, params, priority=priority)
 
     def start(self, request: Request, *, streaming: bool) -> RequestHandle:
         """Hand a prepared request to the engine. Raises ContractError when the loop is closed, or what stopped it."""

@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 
 from trtllm_replayssm.config import ReplayConfig
 from trtllm_replayssm.dtypes import Rounding, StateFormat
-from trtllm_replayssm.errors import ConfigError, UnsupportedError
+from trtllm_replayssm.errors import ConfigError
+from trtllm_replayssm.runtime.prefix.settings import DEFAULT_BLOCK
 
 _LOG = logging.getLogger(__name__)
 _AUTO = "auto"
@@ -23,7 +24,9 @@ class KvCacheConfig:
     max_tokens: positions over all sequences; every slot holds max_seq_len of them. free_gpu_memory_fraction: share of
     the memory free at start that slots may take (host memory on a CPU). mamba_ssm_cache_dtype: format of the
     recurrent checkpoint, "auto": as the checkpoint's configuration says; mamba_ssm_stochastic_rounding: how it is
-    rounded. enable_block_reuse: prompts are not shared between requests, so only False is built.
+    rounded. enable_block_reuse: prompts begin at snapshots of earlier prompts that began alike; tokens_per_block:
+    tokens between places where a snapshot may be taken; host_cache_size: bytes of host memory for snapshots, None: a
+    quarter of what is free at start. reuse_outputs: keep the state at the end of answers too, for a next turn.
     """
 
     max_tokens: int | None = None
@@ -31,10 +34,15 @@ class KvCacheConfig:
     mamba_ssm_cache_dtype: str = _AUTO
     mamba_ssm_stochastic_rounding: bool = True
     enable_block_reuse: bool = False
+    tokens_per_block: int = DEFAULT_BLOCK
+    host_cache_size: int | None = None
+    reuse_outputs: bool = False
 
     def __post_init__(self) -> None:
-        if self.max_tokens is not None and self.max_tokens < 1:
-            raise ConfigError("KvCacheConfig", "max_tokens", expected="a positive integer", got=self.max_tokens)
+        for name in ("max_tokens", "tokens_per_block", "host_cache_size"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError("KvCacheConfig", name, expected="a positive integer", got=value)
         if not 0 < self.free_gpu_memory_fraction <= 1:
             raise ConfigError(
                 "KvCacheConfig", "free_gpu_memory_fraction", expected="in (0, 1]", got=self.free_gpu_memory_fraction
@@ -43,8 +51,8 @@ class KvCacheConfig:
             raise ConfigError(
                 "KvCacheConfig", "mamba_ssm_cache_dtype", expected=sorted(_STATE_DTYPES), got=self.mamba_ssm_cache_dtype
             )
-        if self.enable_block_reuse:
-            raise UnsupportedError("KvCacheConfig", "enable_block_reuse", expected=False, got=True)
+        if self.reuse_outputs and not self.enable_block_reuse:
+            raise ConfigError("KvCacheConfig", "reuse_outputs", expected="False without enable_block_reuse", got=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -56,7 +56,7 @@ class CompletionOutput:
 class RequestOutput:
     """A request's choices so far. prompt: the text, None when token ids were given. finished: all choices ended.
 
-    times: when it arrived, started and ended.
+    times: when it arrived, started and ended. cached_tokens: prompt tokens that came from the prefix cache.
     """
 
     request_id: int
@@ -65,6 +65,7 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     finished: bool
     times: RequestTimes
+    cached_tokens: int = 0
 
     def after(self, previous: RequestOutput | None) -> RequestOutput:
         """This output with diffs that count from `previous`, an earlier output of the same request."""
@@ -86,6 +87,7 @@ def request_output(request: Request) -> RequestOutput:
         outputs=[_completion(choice) for choice in request.choices],
         finished=request.finished,
         times=replace(request.times),
+        cached_tokens=request.cached_tokens,
     )
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from trtllm_replayssm.config import PoolConfig, ReplayConfig
 from trtllm_replayssm.dtypes import ActivationDtype
 from trtllm_replayssm.errors import ConfigError, UnsupportedError
-from trtllm_replayssm.runtime.capacity import free_host_bytes, require_memory, require_slots
+from trtllm_replayssm.runtime.capacity import free_host_bytes, prefix_budget, require_memory, require_slots
 from trtllm_replayssm.runtime.engine import Engine, EngineConfig
 from trtllm_replayssm.runtime.options import (
     KvCacheConfig,
@@ -20,6 +20,8 @@ from trtllm_replayssm.runtime.options import (
     SpeculativeConfig,
     resolve_replay,
 )
+from trtllm_replayssm.runtime.prefix.settings import PrefixConfig
+from trtllm_replayssm.runtime.prefix.sizes import prompt_snapshot_bytes
 from trtllm_replayssm.runtime.session.base import Session
 from trtllm_replayssm.runtime.speculative.drafter import Drafter
 from trtllm_replayssm.runtime.speculative.mtp import MtpDrafter
@@ -64,7 +66,7 @@ class ReplicaOptions:
         """Sequences that run at once, and slots."""
         return DEFAULT_BATCH if self.max_batch_size is None else self.max_batch_size
 
-    def engine_config(self) -> EngineConfig:
+    def engine_config(self, prefix: PrefixConfig | None = None) -> EngineConfig:
         """Batch, token budget and chunk; the default budget holds every row with its drafts."""
         budget = max(DEFAULT_STEP_TOKENS, self.batch * (1 + self.draft_len))
         return EngineConfig(
@@ -73,6 +75,7 @@ class ReplicaOptions:
             prefill_chunk=self.prefill_chunk,
             seed=self.seed,
             conventional_state=self.state_cache == "conventional",
+            prefix=prefix,
             debug=self.debug,
         )
 
@@ -99,7 +102,19 @@ def build_engine(model: str | Path, tokenizer: object, options: ReplicaOptions) 
         checkpoint, replay, pool, state_cache=options.state_cache, device=options.device, debug=options.debug
     )
     text = _tokenizer(model, tokenizer)
-    return Engine(session, make_drafter(options.speculative, session), text, options.engine_config())
+    config = options.engine_config(_prefix_config(options.kv_cache, session))
+    return Engine(session, make_drafter(options.speculative, session), text, config)
+
+
+def _prefix_config(cache: KvCacheConfig, session: Session) -> PrefixConfig | None:
+    if not cache.enable_block_reuse:
+        return None
+    need = prompt_snapshot_bytes(session.geometry, session.replay, session.pool.activation)
+    return PrefixConfig(
+        block=cache.tokens_per_block,
+        budget=prefix_budget(cache.host_cache_size, need.total(cache.tokens_per_block)),
+        outputs=cache.reuse_outputs,
+    )
 
 
 def make_drafter(speculative: SpeculativeConfig | None, session: Session) -> Drafter | None:

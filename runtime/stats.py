@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+from trtllm_replayssm.runtime.prefix.settings import PrefixStats
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLoad:
@@ -35,7 +37,7 @@ class EngineStats:
     decode steps. drafted_tokens, accepted_tokens: drafts shown to the model and drafts that were emitted.
     acceptance: decode rows by the number of tokens they emitted. flushes: rows whose step folded its window.
     state_bytes, conventional_bytes: recurrent-state traffic of the decode rows over all SSM layers, as kept here and
-    as a kernel that reads and writes the state in each step would move it.
+    as a kernel that reads and writes the state in each step would move it. prefix: of the prefix cache.
     """
 
     steps: int = 0
@@ -49,6 +51,7 @@ class EngineStats:
     state_bytes: int = 0
     conventional_bytes: int = 0
     acceptance: Counter[int] = field(default_factory=Counter)
+    prefix: PrefixStats = field(default_factory=PrefixStats)
 
     @property
     def mean_acceptance_length(self) -> float:
@@ -71,4 +74,5 @@ class EngineStats:
             "preemptions": self.preemptions,
             "state_bytes": self.state_bytes,
             "conventional_bytes": self.conventional_bytes,
+            **self.prefix.as_dict(),
         }

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from trtllm_replayssm.runtime.prefix.reuse import PrefixReuse
 from trtllm_replayssm.runtime.sampling.distribution import Logits, broken
 from trtllm_replayssm.runtime.scheduler.output import FinishReason
 from trtllm_replayssm.runtime.scheduler.request import Choice, Request
@@ -54,8 +55,12 @@ class StepRunner:
         scheduler: Scheduler,
         stats: EngineStats,
         meter: TrafficMeter,
+        reuse: PrefixReuse | None = None,
     ) -> None:
+        """reuse: where snapshots of prompts are offered; None for no prefix cache."""
         self._session = session
+        self._reuse = reuse
+        self._keeps_outputs = reuse is not None and reuse.config.outputs
         self._drafter = drafter
         self._scheduler = scheduler
         self._stats = stats
@@ -67,13 +72,15 @@ class StepRunner:
             return []
         self._stats.steps += 1
         progress = [*self._prefill(plan.chunks), *self._decode(plan.decode)]
-        alive = []
-        for entry in progress:
-            if entry.choice.output.finish_reason is None:
-                alive.append(entry)
-            else:
-                self.release(entry.choice)
-        self._draft(alive)
+        ended = [entry.choice for entry in progress if entry.choice.output.finish_reason is not None]
+        self._draft([entry for entry in progress if self._goes_on(entry.choice)])
+        if self._reuse is not None:
+            for entry in progress:
+                self._reuse.offer_prompt(entry.choice)
+            for choice in ended:
+                self._reuse.offer_output(choice)
+        for choice in ended:
+            self.release(choice)
         moved = {entry.choice.request.request_id: entry.choice.request for entry in progress}
         return list(moved.values())
 
@@ -81,7 +88,20 @@ class StepRunner:
         """Give back what an ended choice holds."""
         if choice.slot is not None:
             self._session.free(choice.slot)
+        if self._reuse is not None:
+            self._reuse.end(choice)
         self._scheduler.finish(choice)
+
+    def catch_up(self, choices: Sequence[Choice]) -> None:
+        """Choices have begun at snapshots: pair each one's last position with the prompt token after it."""
+        tails = [Progress(c, c.request.prompt_ids[c.prefilled : c.prefilled + 1]) for c in choices]
+        self._draft(tails)
+
+    def _goes_on(self, choice: Choice) -> bool:
+        """Whether the drafter sees a choice: it runs on, or its state will be offered."""
+        reason = choice.output.finish_reason
+        kept = self._keeps_outputs and reason in (FinishReason.STOP, FinishReason.LENGTH)
+        return choice.slot is not None and (reason is None or kept)
 
     def _prefill(self, chunks: Sequence[Chunk]) -> list[Progress]:
         if not chunks:
@@ -146,7 +166,7 @@ class StepRunner:
         return emitted
 
     def _draft(self, progress: Sequence[Progress]) -> None:
-        """Drafts for the next step; prompts with chunks to come take part, without drafts."""
+        """Drafts for the next step; prompts with chunks to come, and ends that are kept, take part without drafts."""
         if self._drafter is None or not progress:
             return
         contexts = [self._context(entry, self._drafter.max_draft_len) for entry in progress]
@@ -157,14 +177,15 @@ class StepRunner:
         choice = entry.choice
         request = choice.request
         more_prompt = choice.prefilled < len(request.prompt_ids)
+        idle = more_prompt or choice.output.finish_reason is not None
         # A row emits one token more than it drafts, so this also keeps every draft inside the sequence limit.
-        room = 0 if more_prompt else min(longest, choice.output.room - 1)
+        room = 0 if idle else min(longest, choice.output.room - 1)
         return DraftContext(
             slot=_slot(choice),
             tokens=choice.tokens,
             next_tokens=entry.next_tokens,
             room=room,
-            more_prompt=more_prompt,
+            feed=more_prompt or self._keeps_outputs,
             params=request.params,
             history=choice.history,
             stop_ids=request.stop_ids,

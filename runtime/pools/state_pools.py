@@ -7,6 +7,7 @@ in float32 outside the pool and only the last chunk rounds it into the checkpoin
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,7 +19,7 @@ from trtllm_replayssm.ops.dtypes import torch_dtype
 from trtllm_replayssm.ops.layer_state import ConventionalLayerState, CursorTensors, LayerState, ReplayLayerState
 from trtllm_replayssm.runtime.pools.kv_pool import KvLayer
 from trtllm_replayssm.runtime.pools.slots import SlotAllocator
-from trtllm_replayssm.runtime.pools.snapshot import Snapshot
+from trtllm_replayssm.runtime.pools.snapshot import CARRY, HIDDEN, KV, Snapshot, require_chain, require_like
 from trtllm_replayssm.shapes import ModelGeometry
 
 
@@ -85,18 +86,28 @@ class StatePools:
                 got=f"slot {slot}, prompt in progress", hint="Send its last prompt chunk first",
             )  # fmt: skip
 
-    def save(self, slot: int) -> Snapshot:
-        """Copy a slot to host memory."""
-        self.slots.require_used("save", slot)
-        tensors = {name: view.detach().cpu().clone() for name, view in self._rows(slot).items()}
-        carry = {layer: state.detach().cpu().clone() for layer, state in self.carries.get(slot, {}).items()}
-        return Snapshot(int(self.cursors.position[slot]), self._signature(), tensors, carry)
+    def save(self, slot: int, since: int = 0) -> Snapshot:
+        """Copy a slot to host memory, keys and values from position `since` on.
 
-    def restore(self, snapshot: Snapshot) -> int:
-        """A new slot with the snapshot's state, seed included. Nothing changes when it does not fit."""
-        if snapshot.signature != self._signature():
+        While its prompt is in progress the carry is the state; checkpoints and ring mean nothing and are left out.
+        """
+        self.slots.require_used("save", slot)
+        position = int(self.cursors.position[slot])
+        if not 0 <= since <= position:
+            raise ContractError("save", "since", expected=f"0..{position}, the slot's position", got=since)
+        carry = {layer: state.detach().cpu().clone() for layer, state in self.carries.get(slot, {}).items()}
+        rows = self._rows(slot, since, position, states=not carry)
+        tensors = {name: view.detach().cpu().clone() for name, view in rows.items()}
+        return Snapshot(position, self.signature, tensors, carry, first=since)
+
+    def restore(self, snapshot: Snapshot, before: Sequence[Snapshot] = (), seed: int | None = None) -> int:
+        """A new slot with the snapshot's state, and its seed unless one is given. Nothing changes when it does not fit.
+
+        before: the snapshots that hold earlier keys and values, in order; where two overlap, the later one counts.
+        """
+        if snapshot.signature != self.signature:
             raise ContractError(
-                "restore", "snapshot", expected=f"a pool like {snapshot.signature}", got=self._signature(),
+                "restore", "snapshot", expected=f"a pool like {snapshot.signature}", got=self.signature,
                 hint="Restore into a pool of the same model, window and formats",
             )  # fmt: skip
         if snapshot.position > self.pool.max_seq_len:
@@ -104,25 +115,57 @@ class StatePools:
                 "restore", "snapshot", expected=f"at most max_seq_len = {self.pool.max_seq_len} tokens",
                 got=snapshot.position,
             )  # fmt: skip
-        slot = self.acquire(0)
-        for register in self.cursors.tensors():
-            register[slot] = 0
-        self.cursors.position[slot] = snapshot.position
-        for name, view in self._rows(slot).items():
+        require_chain(snapshot, before)
+        slot = self.acquire(0 if seed is None else seed)
+        try:
+            self._fill(slot, snapshot, before, keep_seed=seed is not None)
+        except BaseException:
+            self.release(slot)  # half-written: nobody may find it in use
+            raise
+        return slot
+
+    def _fill(self, slot: int, snapshot: Snapshot, before: Sequence[Snapshot], *, keep_seed: bool) -> None:
+        key = self.cursors.seed[slot].clone()
+        for part in before:
+            for name, view in self._kv_rows(slot, part.first, part.position).items():
+                view.copy_(part.tensors[name])
+        for name, view in self._rows(slot, snapshot.first, snapshot.position, states=not snapshot.carry).items():
             view.copy_(snapshot.tensors[name])
+        if keep_seed:
+            self.cursors.seed[slot] = key
         if snapshot.carry:
             device = self.cursors.position.device
             self.carries[slot] = {layer: state.to(device, copy=True) for layer, state in snapshot.carry.items()}
-        return slot
+
+    def require_snapshot(self, snapshot: Snapshot) -> Snapshot:
+        """The snapshot, when it is whole and has the names, shapes and types of this pool; else ContractError."""
+        if not 0 <= snapshot.position <= self.pool.max_seq_len:
+            raise ContractError(
+                "load_snapshot", "position", expected=f"0..{self.pool.max_seq_len}", got=snapshot.position
+            )
+        require_like(snapshot.tensors, self._rows(0, 0, snapshot.position, states=not snapshot.carry))
+        shape, optional = self.geometry.ssm, snapshot.named().keys() - snapshot.tensors.keys()
+        state = torch.empty((shape.heads, shape.head_dim, shape.state_dim), device="meta")
+        hidden = torch.empty((1, self.geometry.hidden), dtype=torch_dtype(self.pool.activation), device="meta")
+        expected = {f"{CARRY}{layer}": state for layer in self.geometry.ssm_layers} if snapshot.carry else {}
+        expected |= {HIDDEN: hidden} if snapshot.hidden is not None else {}
+        require_like({name: t for name, t in snapshot.named().items() if name in optional}, expected)
+        origin, h, position = (int(snapshot.tensors[f"cursor {i}"]) for i in range(3))
+        if position != snapshot.position or not self._in_range(origin, h, position):
+            raise ContractError(
+                "load_snapshot", "cursors", expected=f"{self._range()}, position {snapshot.position}",
+                got=f"origin {origin}, h {h}, position {position}",
+            )  # fmt: skip
+        return snapshot
 
     def fork(self, slot: int, seed: int) -> int:
         """A new slot with a copy of another's state and its own seed; the source is only read."""
         self.slots.require_used("fork", slot)
         copy = self.acquire(seed)
         key = self.cursors.seed[copy].clone()
-        self.cursors.position[copy] = self.cursors.position[slot]
-        source = self._rows(slot)
-        for name, view in self._rows(copy).items():
+        position = int(self.cursors.position[slot])
+        source = self._rows(slot, 0, position)
+        for name, view in self._rows(copy, 0, position).items():
             view.copy_(source[name])
         self.cursors.seed[copy] = key
         if slot in self.carries:
@@ -132,7 +175,8 @@ class StatePools:
     def slot_hash(self, slot: int) -> str:
         """SHA-256 of everything a slot holds that means something; equal hashes mean equal futures."""
         digest = hashlib.sha256()
-        for name, view in self._rows(slot).items():
+        position, in_prompt = int(self.cursors.position[slot]), slot in self.carries
+        for name, view in self._rows(slot, 0, position, states=not in_prompt).items():
             digest.update(name.encode())
             digest.update(view.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
         for layer, state in sorted(self.carries.get(slot, {}).items()):
@@ -156,22 +200,30 @@ class StatePools:
     def check_integrity(self) -> None:
         """Slots consistent, cursors of used slots in range, carries only for used slots. Raises InvariantError."""
         self.slots.check_integrity()
-        used, config = self.slots.used, self.replay
-        rows = config.max_step_tokens + 1 if self.conventional else config.ring_rows
+        used = self.slots.used
         for slot in sorted(used):
-            origin, h = int(self.cursors.origin[slot]), int(self.cursors.h[slot])
-            position = int(self.cursors.position[slot])
-            longest = self.pool.max_seq_len
-            if not (0 <= origin < rows and 0 <= h <= config.window and h <= position <= longest):
+            origin, h, position = (int(r[slot]) for r in self.cursors.tensors()[:3])
+            if not self._in_range(origin, h, position):
                 raise InvariantError(
-                    "check_integrity", f"cursors of slot {slot}",
-                    expected=f"0 <= origin < {rows}, 0 <= h <= {config.window}, h <= position <= {longest}",
+                    "check_integrity", f"cursors of slot {slot}", expected=self._range(),
                     got=f"origin {origin}, h {h}, position {position}",
                 )  # fmt: skip
         if not self.carries.keys() <= used:
             raise InvariantError(
                 "check_integrity", "carries", expected="only slots in use", got=sorted(self.carries.keys() - used)
             )
+
+    @property
+    def _origins(self) -> int:
+        return self.replay.max_step_tokens + 1 if self.conventional else self.replay.ring_rows
+
+    def _in_range(self, origin: int, h: int, position: int) -> bool:
+        known = 0 <= h <= min(self.replay.window, position) and position <= self.pool.max_seq_len
+        return known and 0 <= origin < self._origins
+
+    def _range(self) -> str:
+        longest = self.pool.max_seq_len
+        return f"0 <= origin < {self._origins}, 0 <= h <= {self.replay.window}, h <= position <= {longest}"
 
     def _clear(self, slot: int) -> None:
         """Zero states and registers. Rings, windows and KV need nothing: what is not committed is never read."""
@@ -185,20 +237,26 @@ class StatePools:
             if state.read_copy is not None:
                 state.read_copy.clear(slot)
 
-    def _rows(self, slot: int) -> dict[str, Tensor]:
-        """Views of everything the slot holds; KV up to its position."""
-        position = int(self.cursors.position[slot])
+    def _rows(self, slot: int, since: int, position: int, *, states: bool = True) -> dict[str, Tensor]:
+        """Views of what the slot holds; keys and values of positions [since, position). states: checkpoints, rings."""
         rows: dict[str, Tensor] = {
             f"cursor {i}": register[slot : slot + 1] for i, register in enumerate(self.cursors.tensors())
         }
         for layer, state in self.ssm.items():
-            rows |= {f"ssm {layer} {i}": t[slot] for i, t in enumerate(state.tensors())}
+            if states:
+                rows |= {f"ssm {layer} {i}": t[slot] for i, t in enumerate(state.tensors())}
             rows[f"window {layer}"] = self.windows[layer][slot]
+        return rows | self._kv_rows(slot, since, position)
+
+    def _kv_rows(self, slot: int, since: int, position: int) -> dict[str, Tensor]:
+        rows: dict[str, Tensor] = {}
         for layer, kv in self.kv.items():
-            rows |= {f"kv {layer} {i}": t[slot, :, :position] for i, t in enumerate(kv.tensors())}
+            rows |= {f"{KV}{layer} {i}": t[slot, :, since:position] for i, t in enumerate(kv.tensors())}
         return rows
 
-    def _signature(self) -> str:
+    @property
+    def signature(self) -> str:
+        """Model, formats and shapes in words."""
         shapes = hashlib.sha256(repr(self.geometry).encode()).hexdigest()[:12]
         model = f"{self.geometry.name} (shapes {shapes})"
         return f"{model}, {self.replay}, {self.pool.activation.value}, conventional={self.conventional}"

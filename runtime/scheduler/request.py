@@ -16,6 +16,8 @@ from trtllm_replayssm.spec.philox import choice_seed
 
 __all__ = ["Choice", "FinishReason", "Request", "RequestState", "SamplingParams", "request_seed"]
 
+DEFAULT_PRIORITY = 0.5
+
 
 class RequestState(str, Enum):
     """Where a choice stands."""
@@ -46,13 +48,19 @@ class Request:
         rules: EndRules,
         tokenizer: Tokenizer | None = None,
         prompt: str | None = None,
+        priority: float = DEFAULT_PRIORITY,
     ) -> None:
-        """seed: 64 bits; choice i draws with `choice_seed(seed, i)`. prompt: the text the ids came from, if any."""
+        """seed: 64 bits; choice i draws with `choice_seed(seed, i)`. prompt: the text the ids came from, if any.
+
+        priority: 0..1; higher ones get slots first, equal ones in the order of their arrival.
+        """
         self.request_id = request_id
         self.prompt = prompt
         self.prompt_ids = tuple(prompt_ids)
         self.params = params
         self.rules = rules
+        self.priority = priority
+        self.cached_tokens = 0  # prompt tokens that came from the prefix cache
         self.times = RequestTimes()
         self.stop_ids = rules.stop_ids | rules.end_ids
         self.choices = [
@@ -78,6 +86,7 @@ class Choice:
         self.state = RequestState.WAITING
         self.slot: int | None = None
         self.prefilled = 0  # prompt tokens that the slot has absorbed
+        self.cuts: tuple[int, ...] = ()  # positions inside the prompt where a chunk must end
         self.pending = 0  # h, records waiting in the slot's ring
         self.draft: Draft = NO_DRAFT
 

@@ -1,12 +1,13 @@
 """Continuous batching: who holds a slot, and what each engine step runs. Bookkeeping only; the engine runs it.
 
-Rules: first come, first served; preempted choices resume before new ones start; a request starts when slots for all
-of its choices are free; decode rows run in every step and prompt chunks share what is left of the token budget.
+Rules: higher priority first; within one priority preempted choices resume before new ones start, and both first come,
+first served; a request starts when slots for all of its choices are free, for which residents of a lower priority may
+have to give up theirs; decode rows run in every step and prompt chunks share what is left of the token budget.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from bisect import insort
 from dataclasses import dataclass, field
 
 from trtllm_replayssm.errors import ConfigError, InvariantError
@@ -17,16 +18,19 @@ from trtllm_replayssm.runtime.scheduler.request import Choice, RequestState
 class SchedulerConfig:
     """max_batch_size: choices that hold a slot; max_num_tokens: tokens of one engine step; chunk: of one prompt chunk.
 
-    max_step_tokens: tokens of one decode row, drafts included.
+    max_step_tokens: tokens of one decode row, drafts included. block: prompt chunks end at multiples of it where they
+    can, and at a choice's own cuts always. max_preempted: preempted choices beyond which none is preempted for others.
     """
 
     max_batch_size: int
     max_num_tokens: int
     chunk: int
     max_step_tokens: int
+    block: int = 1
+    max_preempted: int = 1 << 30
 
     def __post_init__(self) -> None:
-        for name in ("max_batch_size", "max_num_tokens", "chunk", "max_step_tokens"):
+        for name in ("max_batch_size", "max_num_tokens", "chunk", "max_step_tokens", "block"):
             if getattr(self, name) < 1:
                 raise ConfigError("SchedulerConfig", name, expected="a positive integer", got=getattr(self, name))
         if self.max_num_tokens < self.max_batch_size * self.max_step_tokens:
@@ -71,8 +75,8 @@ class Scheduler:
 
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
-        self._waiting: deque[Choice] = deque()
-        self._preempted: deque[Choice] = deque()
+        self._waiting: list[Choice] = []  # both sorted by falling priority
+        self._preempted: list[Choice] = []
         self._resident: list[Choice] = []
 
     @property
@@ -92,25 +96,51 @@ class Scheduler:
 
     def add(self, choice: Choice) -> None:
         """Queue a new choice."""
-        self._waiting.append(choice)
+        insort(self._waiting, choice, key=_rank)
+
+    def resume(self, choice: Choice) -> None:
+        """Queue a choice whose state is in host memory."""
+        choice.slot = None
+        choice.state = RequestState.PREEMPTED
+        insort(self._preempted, choice, key=_rank)
 
     def next_admission(self, free_slots: int) -> Choice | None:
         """The choice that takes the next slot, or None; it stays queued until `place`."""
-        queue = self._preempted or self._waiting
-        if not queue:
-            return None
-        reserved = sum(choice.width - 1 for choice in self._resident)
-        taken = len(self._resident) + reserved
-        width = queue[0].width
-        if taken + width > self.config.max_batch_size or free_slots - reserved < width:
-            return None
-        return queue[0]
+        first = self._first()
+        return first if first is not None and self._missing(first, self._resident, free_slots) <= 0 else None
+
+    def victims(self, free_slots: int) -> list[Choice]:
+        """Residents to preempt so that the next choice, of a higher priority, can start; empty when that is no help.
+
+        The lowest priority goes first, and of equals the newest.
+        """
+        first = self._first()
+        if first is None:
+            return []
+        lower = [c for c in self._resident if c.request.priority < first.request.priority]
+        lower.sort(key=lambda c: (c.request.priority, -c.request.request_id, -c.index))
+        for count in range(1, min(len(lower), self.config.max_preempted - len(self._preempted)) + 1):
+            gone = lower[:count]
+            stay = [c for c in self._resident if c not in gone]
+            if self._missing(first, stay, free_slots + count) <= 0:
+                return gone
+        return []
+
+    def _first(self) -> Choice | None:
+        queues = [queue for queue in (self._preempted, self._waiting) if queue]
+        return min((queue[0] for queue in queues), key=_rank, default=None)  # of equals the preempted one
+
+    def _missing(self, choice: Choice, resident: list[Choice], free_slots: int) -> int:
+        """Slots that a choice lacks beside `resident`; at most 0 when it may start."""
+        reserved = sum(other.width - 1 for other in resident)
+        room = min(self.config.max_batch_size - len(resident), free_slots) - reserved
+        return choice.width - room
 
     def place(self, choice: Choice, slot: int) -> None:
         """A choice has its slot: the first of its queue, or a new fork."""
         for queue in (self._preempted, self._waiting):
             if queue and queue[0] is choice:
-                queue.popleft()
+                del queue[0]
         choice.slot = slot
         prompt_done = choice.prefilled == len(choice.request.prompt_ids)
         choice.state = RequestState.DECODING if prompt_done else RequestState.PREFILLING
@@ -124,11 +154,19 @@ class Scheduler:
         for choice in self._resident:
             if choice.state is not RequestState.PREFILLING or budget <= 0:
                 continue
-            left = len(choice.request.prompt_ids) - choice.prefilled
-            count = min(left, self.config.chunk, budget)
-            chunks.append(Chunk(choice, choice.prefilled, choice.prefilled + count))
-            budget -= count
+            end = self._chunk_end(choice, budget)
+            chunks.append(Chunk(choice, choice.prefilled, end))
+            budget -= end - choice.prefilled
         return StepPlan(chunks, decode)
+
+    def _chunk_end(self, choice: Choice, budget: int) -> int:
+        begin, length = choice.prefilled, len(choice.request.prompt_ids)
+        end = min(length, begin + min(self.config.chunk, budget))
+        for cut in choice.cuts:
+            if begin < cut < end:
+                return cut
+        aligned = end - end % self.config.block
+        return aligned if begin < aligned and end < length else end
 
     def prompt_done(self, choice: Choice) -> None:
         """A resident's whole prompt has run."""
@@ -137,9 +175,7 @@ class Scheduler:
     def preempt(self, choice: Choice) -> None:
         """A resident gave up its slot and waits to resume."""
         self._resident.remove(choice)
-        choice.slot = None
-        choice.state = RequestState.PREEMPTED
-        self._preempted.append(choice)
+        self.resume(choice)
 
     def finish(self, choice: Choice) -> None:
         """A choice ended, wherever it stood."""
@@ -170,3 +206,8 @@ class Scheduler:
             raise InvariantError(
                 "Scheduler", "resident", expected=f"at most max_batch_size={self.config.max_batch_size}", got=width
             )
+
+
+def _rank(choice: Choice) -> float:
+    """Sorts queues: the highest priority first."""
+    return -choice.request.priority

@@ -10,7 +10,7 @@ Token ids are ints; logits come back as float32 numpy arrays. Protocol of one de
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -21,6 +21,8 @@ from trtllm_replayssm.config import PoolConfig, ReplayConfig
 from trtllm_replayssm.shapes import ModelGeometry
 
 Logits = NDArray[np.float32]
+RawArray = tuple[str, tuple[int, ...], bytes]
+"""A tensor as bytes: torch's name of its type ("float32", "bfloat16", "float8_e4m3fn", ...), shape, elements."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,7 @@ class SlotCursors:
 
 
 class SlotSnapshot(Protocol):
-    """Everything a slot remembers, in host memory; valid for any slot of a pool of the same shape."""
+    """What a slot remembers, in host memory; valid for any slot of a pool of the same shape. Never changes."""
 
     @property
     def position(self) -> int:
@@ -71,8 +73,21 @@ class SlotSnapshot(Protocol):
         ...
 
     @property
+    def first(self) -> int:
+        """First position whose keys and values it holds; those before it are in earlier snapshots."""
+        ...
+
+    @property
     def nbytes(self) -> int:
         """Host memory it occupies."""
+        ...
+
+    def kv_only(self) -> SlotSnapshot:
+        """Its keys and values without its state: it can stand before a later snapshot, but not be restored itself."""
+        ...
+
+    def arrays(self) -> dict[str, RawArray]:
+        """All of it by name, for a file; `Session.load_snapshot` takes it back."""
         ...
 
 
@@ -82,6 +97,11 @@ class Session(Protocol):
     geometry: ModelGeometry
     replay: ReplayConfig
     pool: PoolConfig
+
+    @property
+    def signature(self) -> str:
+        """Model, formats and shapes in words: snapshots go to sessions of an equal signature only."""
+        ...
 
     def allocate(self, seed: int) -> int:
         """A free slot with all its registers reset and keyed by `seed` (64 bits). Raises CapacityError when full."""
@@ -100,12 +120,24 @@ class Session(Protocol):
         """A new slot with a copy of another's state and its own seed. Raises CapacityError when full."""
         ...
 
-    def save(self, slot: int) -> SlotSnapshot:
-        """Copy a slot's whole state to host memory (checkpoints, ring, windows, KV, cursors, seed)."""
+    def save(self, slot: int, since: int = 0) -> SlotSnapshot:
+        """Copy a slot's state to host memory: checkpoints and ring, or the float32 carry of an unfinished prompt;
+        windows, cursors, seed; keys and values from position `since` on."""
         ...
 
-    def restore(self, snapshot: SlotSnapshot) -> int:
-        """A new slot that continues where the snapshot was taken. Raises CapacityError when full."""
+    def restore(
+        self, snapshot: SlotSnapshot, *, seed: int | None = None, before: Sequence[SlotSnapshot] = ()
+    ) -> int:
+        """A new slot that continues where the snapshot was taken. Raises CapacityError when full.
+
+        seed: keys the slot from now on, None: the snapshot's own. before: the snapshots with the keys and values of
+        positions 0..snapshot.first, in order; where two overlap, the later one counts. `mtp_begin` may follow with
+        one token, the one after the snapshot's last position.
+        """
+        ...
+
+    def load_snapshot(self, position: int, arrays: Mapping[str, RawArray]) -> SlotSnapshot:
+        """A whole snapshot from its `arrays`. Raises ContractError, naming the first that does not fit."""
         ...
 
     def cursors(self, slot: int) -> SlotCursors:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from trtllm_replayssm.ops.layer_state import StepRows
 from trtllm_replayssm.ops.reference import commit
 from trtllm_replayssm.ops.reference.rows import check_width, step_rows
 from trtllm_replayssm.runtime.pools.poison import poison_dead_memory
+from trtllm_replayssm.runtime.pools.snapshot import RawArray, Snapshot, from_arrays
 from trtllm_replayssm.runtime.pools.state_pools import StatePools
 from trtllm_replayssm.runtime.session.base import DecodeRow, Logits, MtpRow, PrefillChunk, SlotCursors, SlotSnapshot
 from trtllm_replayssm.runtime.session.step_context import Phase, StepContext
@@ -46,7 +47,7 @@ class TorchSession:
     """One replica on one device.
 
     state_cache: "replay", or "conventional" (states read and written at every token, one snapshot per drafted token).
-    debug: poison everything dead with NaN before each step and check the pools after it.
+    debug: poison everything dead and the rows of padded tokens with NaN in each step, and check the pools after it.
     """
 
     def __init__(self, weights: TorchWeights, pools: StatePools, *, debug: bool = False) -> None:
@@ -103,14 +104,32 @@ class TorchSession:
             self._hidden[copy] = self._hidden[slot]
         return copy
 
-    def save(self, slot: int) -> SlotSnapshot:
-        """See `Session.save`. Drafting after a restore starts from the next step's hidden states."""
-        self._require_settled("save", [slot])
-        return self.pools.save(slot)
+    @property
+    def signature(self) -> str:
+        """See `Session.signature`."""
+        return self.pools.signature
 
-    def restore(self, snapshot: SlotSnapshot) -> int:
+    def save(self, slot: int, since: int = 0) -> SlotSnapshot:
+        """See `Session.save`."""
+        self._require_settled("save", [slot])
+        snapshot, last = self.pools.save(slot, since), self._hidden.get(slot)
+        if self.geometry.mtp_pattern and last is not None and len(last.states):
+            snapshot = replace(snapshot, hidden=last.states[-1:].cpu().clone())
+        return snapshot
+
+    def restore(
+        self, snapshot: SlotSnapshot, *, seed: int | None = None, before: Sequence[SlotSnapshot] = ()
+    ) -> int:
         """See `Session.restore`."""
-        return self.pools.restore(snapshot)  # type: ignore[arg-type]  # a snapshot comes from `save`
+        assert isinstance(snapshot, Snapshot), "a snapshot comes from `save`"
+        slot = self.pools.restore(snapshot, [part for part in before if isinstance(part, Snapshot)], seed)
+        if snapshot.hidden is not None:
+            self._hidden[slot] = _Hidden(snapshot.position - 1, snapshot.hidden.to(self._device))
+        return slot
+
+    def load_snapshot(self, position: int, arrays: Mapping[str, RawArray]) -> SlotSnapshot:
+        """See `Session.load_snapshot`."""
+        return self.pools.require_snapshot(from_arrays(position, self.signature, arrays))
 
     def cursors(self, slot: int) -> SlotCursors:
         """See `Session.cursors`."""
@@ -227,7 +246,7 @@ class TorchSession:
     def _graph(self, ctx: StepContext) -> TorchGraph:
         if self._debug:
             poison_dead_memory(self.pools)
-        return TorchGraph(self._weights, self._state_ops, ctx)
+        return TorchGraph(self._weights, self._state_ops, ctx, poison=self._debug)
 
     def _context(self, phase: Phase, rows: StepRows, width: int, last: list[bool]) -> StepContext:
         start = self.pools.cursors.position[rows.slot.clamp(min=0)].long()

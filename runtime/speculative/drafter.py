@@ -36,7 +36,8 @@ class DraftContext:
 
     slot: its slot. tokens: prompt and output; the last one is the next step's base token and is not committed.
     next_tokens: the tokens that follow the positions its last step committed. room: drafts wanted at most; 0 for a
-    prompt that has more chunks to come, and where no draft could still be emitted. more_prompt: the first of these.
+    prompt that has more chunks to come, and where no draft could still be emitted. feed: a head must take these
+    positions in even so, because something will be drafted behind them: the rest of a prompt, or of a conversation.
     stop_ids: masked for the minimum length. history counts penalties.
     """
 
@@ -44,7 +45,7 @@ class DraftContext:
     tokens: Sequence[int]
     next_tokens: Sequence[int]
     room: int
-    more_prompt: bool
+    feed: bool
     params: SamplingParams
     history: TokenHistory
     stop_ids: frozenset[int]

@@ -52,7 +52,7 @@ class MtpDrafter:
         groups: dict[int, list[int]] = {}
         for i, context in enumerate(contexts):
             room = min(context.room, self._max_draft_len)
-            if room or context.more_prompt:  # a prompt's chunks must reach the head's own keys and values
+            if room or context.feed:
                 groups.setdefault(room, []).append(i)
         for room, members in sorted(groups.items()):
             for i, draft in zip(members, self._run([contexts[i] for i in members], room), strict=True):

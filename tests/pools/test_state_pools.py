@@ -44,13 +44,19 @@ def test_a01_a_reused_slot_has_fresh_registers_and_zero_states(name: str, conven
 
 @pytest.mark.parametrize("name", GEOMETRIES)
 @pytest.mark.parametrize("activation", list(ActivationDtype))
-def test_a_snapshot_restores_into_another_slot_byte_for_byte(name: str, activation: ActivationDtype) -> None:
+@pytest.mark.parametrize("in_prompt", [False, True])
+def test_a_snapshot_restores_into_another_slot_byte_for_byte(
+    name: str, activation: ActivationDtype, in_prompt: bool
+) -> None:
+    """Between two chunks of a prompt the carry is the state: checkpoints and rings are left out, and smaller it is."""
     pools = state_pools(name, activation=activation)
     first, second = pools.acquire(1), pools.acquire(BIG_SEED)
     scribble(pools, first, 0x11)
     scribble(pools, second, 0x3C)
     layer = pools.geometry.ssm_layers[0]
-    pools.carries[second] = {layer: torch.full((2, 2), 3.0)}
+    whole = pools.save(second).nbytes
+    if in_prompt:
+        pools.carries[second] = {layer: torch.full((2, 2), 3.0)}
     snapshot, digest = pools.save(second), pools.slot_hash(second)
     kept = contents(pools, first)
     pools.release(second)
@@ -60,11 +66,13 @@ def test_a_snapshot_restores_into_another_slot_byte_for_byte(name: str, activati
         slot = target.restore(snapshot)
         assert target.slot_hash(slot) == digest
         assert registers(target, slot) == [5, 2, 9, BIG_SEED - (1 << 64)]
-        assert torch.equal(target.carries[slot][layer], torch.full((2, 2), 3.0))
+        assert not in_prompt or torch.equal(target.carries[slot][layer], torch.full((2, 2), 3.0))
+        assert (slot in target.carries) == in_prompt
     assert all(torch.equal(a, b) for a, b in zip(kept, contents(pools, first), strict=True))
-    assert snapshot.position == 9 and snapshot.nbytes > 0
-    pools.carries[second][layer].fill_(7.0)  # the snapshot keeps its own
-    assert torch.equal(snapshot.carry[layer], torch.full((2, 2), 3.0))
+    assert snapshot.position == 9 and (snapshot.nbytes < whole if in_prompt else snapshot.nbytes == whole)
+    if in_prompt:
+        pools.carries[second][layer].fill_(7.0)  # the snapshot keeps its own
+        assert torch.equal(snapshot.carry[layer], torch.full((2, 2), 3.0))
 
 
 def test_a_fork_copies_everything_but_the_seed() -> None:

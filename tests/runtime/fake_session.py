@@ -7,14 +7,15 @@ slots only, no write past the sequence limit, hidden states and draft-head posit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from array import array
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from trtllm_replayssm.config import PoolConfig, ReplayConfig
-from trtllm_replayssm.errors import CapacityError, InvariantError
-from trtllm_replayssm.runtime.session.base import DecodeRow, Logits, MtpRow, PrefillChunk, SlotCursors
+from trtllm_replayssm.errors import CapacityError, ContractError, InvariantError
+from trtllm_replayssm.runtime.session.base import DecodeRow, Logits, MtpRow, PrefillChunk, RawArray, SlotCursors
 from trtllm_replayssm.shapes import AttentionShape, Family, LayerKind, ModelGeometry, SsmKind, SsmShape
 from trtllm_replayssm.spec.cursors import Cursors, commit, finish_prefill, flushes
 
@@ -83,9 +84,36 @@ class Slot:
     def position(self) -> int:
         return len(self.tokens)
 
+
+STATE_BYTES = 1000
+
+
+@dataclass(frozen=True)
+class FakeSnapshot:
+    """tokens, head: of positions first..position; state: None when only these are left."""
+
+    position: int
+    first: int
+    tokens: tuple[int, ...]
+    head: tuple[int, ...]
+    state: Slot | None
+    unfinished: bool = False
+
     @property
     def nbytes(self) -> int:
-        return 8 * len(self.tokens)
+        return 8 * len(self.tokens) + (0 if self.state is None else STATE_BYTES)
+
+    def kv_only(self) -> FakeSnapshot:
+        return replace(self, state=None)
+
+    def arrays(self) -> dict[str, RawArray]:
+        assert self.state is not None and self.first == 0
+        c = self.state.cursors
+        numbers = {
+            "tokens": self.tokens, "head": self.head, "cursors": (c.origin, c.h, c.position),
+            "seed": (c.seed & 0xFFFFFFFF, c.seed >> 32), "flags": (self.state.hidden, int(self.unfinished)),
+        }  # fmt: skip
+        return {name: ("int64", (len(v),), array("q", v).tobytes()) for name, v in numbers.items()}
 
 
 class FakeSession:
@@ -111,6 +139,7 @@ class FakeSession:
         self.flushes = 0
         self.decode_sizes: list[list[int]] = []
         self.prefill_sizes: list[list[int]] = []
+        self.unfinished: set[int] = set()  # slots between two chunks of a prompt
         self._pending: list[tuple[int, tuple[int, ...]]] | None = None
         self._drafting: list[int] = []
 
@@ -125,19 +154,57 @@ class FakeSession:
         if self._pending is not None:
             raise InvariantError("fake.free", "slot", expected="commit first", got=slot)
         del self.live[slot]
+        self.unfinished.discard(slot)
 
     def fork(self, slot: int, seed: int) -> int:
         copy = self.live[slot].copy()
         copy.cursors.seed = seed
         return self._take(copy)
 
-    def save(self, slot: int) -> Slot:
-        snapshot = self.live[slot].copy()
-        snapshot.hidden = 0
-        return snapshot
+    @property
+    def signature(self) -> str:
+        return f"{self.geometry.name} {self.geometry.vocab} {self.replay}"
 
-    def restore(self, snapshot: Slot) -> int:
-        return self._take(snapshot.copy())
+    def save(self, slot: int, since: int = 0) -> FakeSnapshot:
+        if self._pending is not None:
+            raise InvariantError("fake.save", "slot", expected="commit first", got=slot)
+        state = self.live[slot].copy()
+        state.hidden = min(state.hidden, 1)
+        head = state.head[since : state.position]
+        return FakeSnapshot(
+            state.position, since, tuple(state.tokens[since:]), tuple(head), state, slot in self.unfinished
+        )
+
+    def restore(
+        self, snapshot: FakeSnapshot, *, seed: int | None = None, before: Sequence[FakeSnapshot] = ()
+    ) -> int:
+        """Attention would see the tokens of the snapshots, the recurrence those of the state: they must agree."""
+        assert snapshot.state is not None, "restored keys and values without their state"
+        slot = snapshot.state.copy()
+        tokens: list[int] = []
+        head: list[int] = []
+        for part in (*before, snapshot):
+            assert part.first <= len(tokens), "positions are missing"
+            tokens[part.first :] = part.tokens
+            head[part.first :] = part.head
+        if tokens != slot.tokens or slot.cursors.position != snapshot.position:
+            raise InvariantError("fake.restore", "tokens", expected=slot.tokens, got=tokens)
+        slot.head = head
+        if seed is not None:
+            slot.cursors.seed = seed
+        number = self._take(slot)
+        if snapshot.unfinished:
+            self.unfinished.add(number)
+        return number
+
+    def load_snapshot(self, position: int, arrays: Mapping[str, RawArray]) -> FakeSnapshot:
+        found = {name: tuple(array("q", data)) for name, (_, _, data) in arrays.items()}
+        origin, h, known = found["cursors"]
+        if known != position or len(found["tokens"]) != position:
+            raise ContractError("load_snapshot", "position", expected=known, got=position)
+        cursors = Cursors(origin=origin, h=h, position=known, seed=found["seed"][0] | found["seed"][1] << 32)
+        state = Slot(list(found["tokens"]), cursors, found["flags"][0], list(found["head"]))
+        return FakeSnapshot(position, 0, found["tokens"], found["head"], state, bool(found["flags"][1]))
 
     def cursors(self, slot: int) -> SlotCursors:
         c = self.live[slot].cursors
@@ -151,6 +218,7 @@ class FakeSession:
             slot = self._writable(chunk.slot, len(chunk.tokens))
             slot.tokens += chunk.tokens
             slot.hidden = len(chunk.tokens)
+            (self.unfinished.discard if chunk.last else self.unfinished.add)(chunk.slot)
             finish_prefill(slot.cursors, len(chunk.tokens))
             results.append(self.model(slot.tokens) if chunk.last else None)
         return results
@@ -163,6 +231,8 @@ class FakeSession:
             if not 1 <= len(row.tokens) <= self.replay.max_step_tokens:
                 raise InvariantError("fake.decode", "tokens", expected=self.replay.max_step_tokens, got=row.tokens)
             slot = self._writable(row.slot, len(row.tokens))
+            if row.slot in self.unfinished:
+                raise InvariantError("fake.decode", "slot", expected="a complete prompt", got=row.slot)
             ahead = [[*slot.tokens, *row.tokens[: i + 1]] for i in range(len(row.tokens))]
             results.append(np.stack([self.model(tokens) for tokens in ahead]))
         self._pending = [(r.slot, tuple(r.tokens)) for r in rows]

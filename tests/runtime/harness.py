@@ -9,6 +9,7 @@ from tests.runtime.fake_session import FakeSession, Model, geometry, hash_model,
 from trtllm_replayssm.config import ReplayConfig
 from trtllm_replayssm.runtime.engine import Engine, EngineConfig
 from trtllm_replayssm.runtime.outputs import CompletionOutput, RequestOutput, request_output
+from trtllm_replayssm.runtime.prefix.settings import PrefixConfig
 from trtllm_replayssm.runtime.sampling.params import SamplingParams
 from trtllm_replayssm.runtime.session.base import Logits
 from trtllm_replayssm.runtime.speculative.drafter import Draft, DraftContext, Drafter
@@ -67,8 +68,8 @@ class Bench:
     session: FakeSession
     done: dict[int, RequestOutput] = field(default_factory=dict)
 
-    def add(self, prompt: Sequence[int] | str, **settings: object) -> int:
-        return self.engine.add_request(prompt, SamplingParams(**settings))  # type: ignore[arg-type]
+    def add(self, prompt: Sequence[int] | str, *, priority: float = 0.5, **settings: object) -> int:
+        return self.engine.add_request(prompt, SamplingParams(**settings), priority=priority)  # type: ignore[arg-type]
 
     def step(self) -> None:
         for request in self.engine.step():
@@ -105,6 +106,8 @@ def bench(
     tokenizer: Tokenizer | None = None,
     seed: int = 0,
     drafter: Drafter | None = None,
+    prefix: PrefixConfig | None = None,
+    max_preempted: int | None = None,
 ) -> Bench:
     """An engine in debug mode. kind: one of DRAFTERS, unless a drafter is given."""
     session = FakeSession(
@@ -128,6 +131,8 @@ def bench(
         prefill_chunk=chunk,
         seed=seed,
         debug=True,
+        prefix=prefix,
+        max_preempted=max_preempted,
     )
     return Bench(Engine(session, drafter or drafters[kind], tokenizer, config), session)
 

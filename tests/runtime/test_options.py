@@ -9,8 +9,8 @@ import pytest
 from tests.runtime.fake_session import FakeSession, geometry, hash_model
 from trtllm_replayssm.config import ReplayConfig
 from trtllm_replayssm.dtypes import Rounding, StateFormat
-from trtllm_replayssm.errors import ConfigError, UnsupportedError
-from trtllm_replayssm.runtime.capacity import free_host_bytes, require_memory, require_slots
+from trtllm_replayssm.errors import ConfigError
+from trtllm_replayssm.runtime.capacity import free_host_bytes, prefix_budget, require_memory, require_slots
 from trtllm_replayssm.runtime.engine import Engine, EngineConfig
 from trtllm_replayssm.runtime.options import (
     KvCacheConfig,
@@ -31,7 +31,10 @@ from trtllm_replayssm.runtime.speculative.ngram import NGramDrafter
         (KvCacheConfig, {"free_gpu_memory_fraction": 0.0}, "free_gpu_memory_fraction"),
         (KvCacheConfig, {"free_gpu_memory_fraction": 1.5}, "free_gpu_memory_fraction"),
         (KvCacheConfig, {"mamba_ssm_cache_dtype": "int8"}, "mamba_ssm_cache_dtype: expected .*float16"),
-        (KvCacheConfig, {"host_cache_size": 1, "dtype": "fp8"}, "dtype, host_cache_size: expected keys among"),
+        (KvCacheConfig, {"tokens_per_block": 0}, "tokens_per_block"),
+        (KvCacheConfig, {"host_cache_size": 0}, "host_cache_size"),
+        (KvCacheConfig, {"reuse_outputs": True}, "reuse_outputs: expected False without enable_block_reuse"),
+        (KvCacheConfig, {"sink_token_length": 1, "dtype": "fp8"}, "dtype, sink_token_length: expected keys among"),
         (MTPDecodingConfig, {"max_draft_len": 0}, "max_draft_len"),
         (MTPDecodingConfig, {"max_draft_len": 3, "num_nextn_predict_layers": 2}, "max_draft_len: expected 2, got 3"),
         (MTPDecodingConfig, {"use_relaxed_acceptance_for_thinking": True}, "use_relaxed_acceptance_for_thinking"),
@@ -46,9 +49,11 @@ def test_a_setting_that_is_wrong_or_does_not_act_is_refused_by_name(
         config_from_mapping(kind, values)
 
 
-def test_prompt_sharing_is_refused_as_not_built() -> None:
-    with pytest.raises(UnsupportedError, match="enable_block_reuse"):
-        KvCacheConfig(enable_block_reuse=True)
+def test_a_prefix_budget_that_holds_no_snapshot_is_refused_with_both_numbers() -> None:
+    assert prefix_budget(1000, 1000) == 1000
+    assert prefix_budget(None, 1) > 1
+    with pytest.raises(ConfigError, match=r"host_cache_size: expected at least 1000 bytes .*, got 999"):
+        prefix_budget(999, 1000)
 
 
 def test_both_names_of_the_draft_length_mean_the_same() -> None:
