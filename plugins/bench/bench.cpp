@@ -55,6 +55,19 @@ void report(const Problem& problem, const char* device, double bandwidth, const 
   std::fflush(stdout);
 }
 
+// Read, update, write every step: the same kernels with a window of one record, which folds on each step.
+void benchConventional(const Shape& shape, int rows, cudaStream_t stream, const char* device, double bandwidth) {
+  Problem problem(shape, rows, /*tokens=*/1, /*window=*/1);
+  for (bool programmatic : {false, true}) {
+    if (programmatic && rows > 8) continue;
+    auto enqueue = [&problem, programmatic, stream] {
+      for (int i = 0; i < problem.launches(); ++i) problem.update(i % problem.rotations, 1, programmatic, stream);
+    };
+    std::map<int, Timing> times{{1, timeCases(stream, problem.launches(), {enqueue})[0]}};
+    report(problem, device, bandwidth, "conventional", 1, times, programmatic);
+  }
+}
+
 void benchUpdate(const Shape& shape, int rows, int tokens, cudaStream_t stream, const char* device, double bandwidth) {
   Problem problem(shape, rows, tokens, /*window=*/16);
   for (bool programmatic : {false, true}) {
@@ -93,6 +106,7 @@ int main(int argc, char** argv) {
     double bandwidth = copyBandwidth(stream);
     for (const Shape& shape : kShapes) {
       if (*only != '\0' && std::strcmp(only, shape.name) != 0) continue;
+      for (int rows : batches) benchConventional(shape, rows, stream, properties.name, bandwidth);
       for (int t : tokens) {
         gate(shape, t, stream);
         for (int rows : batches) benchUpdate(shape, rows, t, stream, properties.name, bandwidth);

@@ -84,6 +84,12 @@ __device__ __forceinline__ void loadsArrive(uint32_t barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
 
+// Groups of this thread's loads: close one; wait until only the newest open ones may be on their way.
+__device__ __forceinline__ void loadsCommit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+__device__ __forceinline__ void loadsWaitFirst() {
+  asm volatile("cp.async.commit_group;\ncp.async.wait_group 1;" ::: "memory");
+}
+
 // Until all word and piece loads of this thread have landed; a thread must not exit before.
 __device__ __forceinline__ void loadsDrain() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 

@@ -106,7 +106,19 @@ struct Consumer {
     }
   }
 
-  __device__ void compute(const ItemHeader& item, char* stage, const char* keys) {
+  // sum = S q, not decayed yet: needs the state and the queries only.
+  __device__ void readItemState(float (&sum)[Traits::kTokenTiles][4], const char* stage) const {
+    const float* slab = reinterpret_cast<const float*>(stage) + warp * kSlab * Traits::kStateDim;
+    if constexpr (Traits::kSingle) {
+      readStateSingle<Traits>(sum, slab, query, lane);
+    } else {
+      readState<Traits>(sum, slab, queries, lane);
+    }
+  }
+
+  // The rest, with all of the item in place.
+  __device__ void finishItem(float (&sum)[Traits::kTokenTiles][4], const ItemHeader& item, char* stage,
+                             const char* keys) {
     float* slab = reinterpret_cast<float*>(stage) + warp * kSlab * Traits::kStateDim;
     const char* values = stage + layout.valueOffset + warp * kSlab * 2;
     const float* dt = reinterpret_cast<const float*>(stage + layout.dtOffset);
@@ -114,24 +126,15 @@ struct Consumer {
     Decay decay;
     decay.load(dt, scalars[0], item.pending(), item.tokens(), lane);
     float skip = p.skip != nullptr ? scalars[1] : 0.0f;
-
-    float sum[Traits::kTokenTiles][4];
-    if constexpr (Traits::kSingle) {
-      readStateSingle<Traits>(sum, slab, query, lane);
-      float factor = expf(decay.total + __shfl_sync(kAllLanes, decay.prefix, 0));
-      sum[0][0] *= factor;
-      sum[0][2] *= factor;
-    } else {
-      readState<Traits>(sum, slab, queries, lane);
 #pragma unroll
-      for (int tile = 0; tile < Traits::kTokenTiles; ++tile) {
+    for (int tile = 0; tile < Traits::kTokenTiles; ++tile) {
 #pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          float prefix = __shfl_sync(kAllLanes, decay.prefix, tile * 8 + 2 * (lane % 4) + e);
-          float factor = expf(decay.total + prefix);
-          sum[tile][e] *= factor;
-          sum[tile][2 + e] *= factor;
-        }
+      for (int e = 0; e < 2; ++e) {
+        if (Traits::kSingle && e == 1) continue;
+        int token = Traits::kSingle ? 0 : tile * 8 + 2 * (lane % 4) + e;
+        float factor = expf(decay.total + __shfl_sync(kAllLanes, decay.prefix, token));
+        sum[tile][e] *= factor;
+        sum[tile][2 + e] *= factor;
       }
     }
     readRecords<Traits>(sum, keys, values, queries, decay, skip, item.pending(), item.tokens(), lane);

@@ -1,10 +1,13 @@
-// The Mamba-2 update for small batches: one CTA a head, everything loaded at once, no pipeline to set up.
+// The Mamba-2 update for small batches: one CTA a head, everything loaded at once, no pipeline to set up. The state is
+// read out while the records, which wait for the cursors, are still on their way.
 #pragma once
 
 #include "consumer.cuh"
 #include "loads.cuh"
 
 namespace replayssm {
+
+constexpr int kDirectThreads = 512;  // of a multiprocessor: leaves each 128 registers
 
 // The state by all threads, 16 bytes each.
 template <class Traits>
@@ -17,7 +20,7 @@ __device__ __forceinline__ void loadState(const float* state, uint32_t target, i
 }
 
 template <class Traits>
-__global__ void __launch_bounds__(32 * Traits::kWarps)
+__global__ void __launch_bounds__(32 * Traits::kWarps, kDirectThreads / (32 * Traits::kWarps))
     mamba2DirectKernel(const __grid_constant__ UpdateParams p) {
   extern __shared__ __align__(128) char shared[];
   static_assert(Traits::kStateBytes / 16 % (32 * Traits::kWarps) == 0, "whole rounds of the CTA's threads");
@@ -26,7 +29,6 @@ __global__ void __launch_bounds__(32 * Traits::kWarps)
   const int group = head / p.headsPerGroup;
   char* const stage = shared + layout.keyBufferBytes;
   Consumer<Traits> consumer{p, layout, thread / 32, thread % 32};
-  releaseDependents();
   waitForPredecessor();
   RowInfo info = loadRow(p, row);
   if (info.slot < 0 || info.tokens == 0) {
@@ -36,16 +38,23 @@ __global__ void __launch_bounds__(32 * Traits::kWarps)
   }
   const float* state = p.checkpoint + info.slot * p.checkpointSlotStride +
                        static_cast<int64_t>(head) * Traits::kHeadDim * Traits::kStateDim;
-  loadState<Traits>(state, sharedAddress(stage), thread);
-  loadCursors(p, info);
   const RecordLoader<Traits> loader{p, layout, thread, 32 * Traits::kWarps};
+  loadState<Traits>(state, sharedAddress(stage), thread);
+  loader.queries(info, row, group, sharedAddress(shared));
+  loadsCommit();
+  loadCursors(p, info);
   loader.keys(info, row, group, sharedAddress(shared));
   loader.records(info, row, head, sharedAddress(stage));
-  loadsDrain();
+  releaseDependents();
+  loadsWaitFirst();
   __syncthreads();
   const ItemHeader item = ItemHeader::make(0, row, info.slot, head, info.origin, info.pending, info.tokens, 0);
   consumer.loadQueries(item, shared + layout.queryOffset);
-  consumer.compute(item, stage, shared);
+  float sum[Traits::kTokenTiles][4];
+  consumer.readItemState(sum, stage);
+  loadsDrain();
+  __syncthreads();
+  consumer.finishItem(sum, item, stage, shared);
   if (thread < 32 && head == group * p.headsPerGroup) consumer.appendKeys(item, shared);
   if (thread % 32 == 0) bulkWait();
 }

@@ -42,7 +42,9 @@ struct ItemLoop {
           consumer.loadQueries(item, keys + layout.queryOffset);
           if (consumer.warp == 0 && item.has(kAppendKeys)) consumer.appendKeys(item, keys);
         }
-        consumer.compute(item, stage, keys);
+        float sum[Traits::kTokenTiles][4];
+        consumer.readItemState(sum, stage);
+        consumer.finishItem(sum, item, stage, keys);
       }
       __syncwarp();
       if (lane == 0) {

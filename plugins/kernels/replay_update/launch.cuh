@@ -10,7 +10,7 @@
 namespace replayssm {
 
 // Up to this many heads a multiprocessor, starting a CTA for each is quicker than filling a pipeline.
-constexpr int kDirectHeads = 3;
+constexpr int kDirectHeads = 32;
 constexpr int kMaxGridRows = 65535;
 
 template <class Traits>

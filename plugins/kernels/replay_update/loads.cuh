@@ -39,22 +39,30 @@ struct RecordLoader {
     return r < p.ringRows ? r : r - p.ringRows;
   }
 
-  // Keys of the committed records and of this step, then the queries; 16-byte pieces, neighbouring threads side by side.
+  // Keys of the committed records and of this step; 16-byte pieces, neighbouring threads side by side.
   __device__ void keys(const RowInfo& info, int row, int group, uint32_t target) const {
     constexpr int kPieces = Traits::kStateDim / 8;
-    int total = info.pending + info.tokens;
     const Act* ring = static_cast<const Act*>(p.ringKey) + info.slot * p.ringKeySlotStride +
                       static_cast<int64_t>(group) * p.ringRows * Traits::kStateDim;
     const Act* keys = static_cast<const Act*>(p.k.data) + row * p.k.rowStride + group * p.k.headStride;
-    const Act* queries = static_cast<const Act*>(p.q.data) + row * p.q.rowStride + group * p.q.headStride;
 #pragma unroll 1
-    for (int i = thread; i < (total + info.tokens) * kPieces; i += threads) {
+    for (int i = thread; i < (info.pending + info.tokens) * kPieces; i += threads) {
       int j = i / kPieces, piece = i % kPieces;
       const Act* source = j < info.pending ? ring + ringRow(info, j) * Traits::kStateDim
-                          : j < total      ? keys + (j - info.pending) * p.k.tokenStride
-                                           : queries + (j - total) * p.q.tokenStride;
-      uint32_t offset = j < total ? j * Traits::kKeyPitch : layout.queryOffset + (j - total) * Traits::kKeyPitch;
-      pieceLoad(target + offset + piece * 16, source + piece * 8);
+                                           : keys + (j - info.pending) * p.k.tokenStride;
+      pieceLoad(target + j * Traits::kKeyPitch + piece * 16, source + piece * 8);
+    }
+  }
+
+  // Queries of this step, behind the keys; they do not depend on the cursors.
+  __device__ void queries(const RowInfo& info, int row, int group, uint32_t target) const {
+    constexpr int kPieces = Traits::kStateDim / 8;
+    const Act* queries = static_cast<const Act*>(p.q.data) + row * p.q.rowStride + group * p.q.headStride;
+#pragma unroll 1
+    for (int i = thread; i < info.tokens * kPieces; i += threads) {
+      int token = i / kPieces, piece = i % kPieces;
+      pieceLoad(target + layout.queryOffset + token * Traits::kKeyPitch + piece * 16,
+                queries + token * p.q.tokenStride + piece * 8);
     }
   }
 

@@ -97,6 +97,7 @@ struct Producer {
   __device__ void loadKeys(const RowInfo& info, int row, int group) {
     barrierWait(barriers.keysEmpty(keysAt.index), keysAt.parity ^ 1);
     loader().keys(info, row, group, sharedBase + layout.keyOffset(keysAt.index));
+    loader().queries(info, row, group, sharedBase + layout.keyOffset(keysAt.index));
     loadsArrive(barriers.keysFull(keysAt.index));
     keysAt.advance(layout.keyBuffers);
   }
