@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-# Accepts another order of the same float32 sums; rejects a term computed at lower precision (STYLE: factor 2 rule).
+# Accepts another order of the same float32 sums; rejects a term computed at lower precision (the factor 2 rule of CONTRIBUTING.md).
 FACTOR = 2.0
 
 # Accepts the last bit of a float32 result as large as the largest of its tensor; rejects a sum of 16-bit products.
