@@ -9,7 +9,7 @@ from types import FrameType
 
 import uvicorn
 
-from trtllm_replayssm.errors import ConfigError
+from trtllm_replayssm.errors import ConfigError, RequestError, UnsupportedError
 from trtllm_replayssm.runtime.llm import LLM
 from trtllm_replayssm.runtime.server.app import make_app
 from trtllm_replayssm.runtime.server.service import Service
@@ -76,4 +76,8 @@ def uvicorn_config(service: Service) -> uvicorn.Config:
 def serve(llm: LLM, settings: ServerSettings, template: ChatTemplate | None) -> None:
     """Serve until told to stop; returns then. The LLM stays the caller's."""
     service = Service(llm, settings, template)
+    try:
+        service.prepare_grammars()
+    except (UnsupportedError, RequestError) as reason:  # asked again, and answered with it, by requests
+        _LOG.info("response_format is not served: %s", reason)
     DrainingServer(uvicorn_config(service), service).run()

@@ -90,14 +90,18 @@ class Service:
         async with self._compiling:
             return await asyncio.to_thread(self._mask, wanted)
 
-    def _mask(self, wanted: ResponseFormat) -> LogitsMask:
+    def prepare_grammars(self) -> Grammars:
+        """The grammar compiler; slow the first time. Raises UnsupportedError or RequestError where there is none."""
         if self._grammars is None:
             geometry = self.llm.geometry
             if self._bytes is None:
                 raise RequestError("request", "response_format", expected="text (there is no tokenizer)", got="JSON")
             known = self._bytes.count or geometry.vocab
             self._grammars = Grammars(self._bytes, known, geometry.vocab, geometry.eos_ids)
-        return self._grammars.mask(wanted, self.limits.schema_bytes)
+        return self._grammars
+
+    def _mask(self, wanted: ResponseFormat) -> LogitsMask:
+        return self.prepare_grammars().mask(wanted, self.limits.schema_bytes)
 
     def start(self, prompts: Sequence[Sequence[int]], params: SamplingParams, *, streaming: bool) -> Run:
         """Start prompts (token ids). Raises RequestError, OverloadedError, GenerationError; nothing runs then."""

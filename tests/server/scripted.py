@@ -7,6 +7,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, pre_tokenizers
+
 from tests.runtime.fake_session import Model
 from tests.runtime.harness import Bench, PieceTokenizer
 from tests.server.harness import PLAIN_TEMPLATE, service
@@ -14,6 +17,7 @@ from trtllm_replayssm.runtime.llm import LLM
 from trtllm_replayssm.runtime.sampling.distribution import Logits
 from trtllm_replayssm.runtime.server.service import Service
 from trtllm_replayssm.runtime.text.chat_template import ChatTemplate
+from trtllm_replayssm.runtime.text.tokenizer import Tokenizer, load_tokenizer
 
 # Ids 2 and 11 stand for end tokens; "é" and the euro sign are cut into bytes.
 WORDS = [
@@ -21,6 +25,15 @@ WORDS = [
     b"\xc3", b"\xa9", b" ",
 ]  # fmt: skip
 LETTERS = PieceTokenizer(WORDS + [b"#%d#" % i for i in range(len(WORDS), 64)], special=(2, 11))
+
+
+def byte_tokenizer() -> Tokenizer:
+    """A tokenizer of the `tokenizers` library that knows the 256 bytes and nothing else; every text has tokens."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = Backend(models.BPE(vocab={piece: i for i, piece in enumerate(alphabet)}, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    return load_tokenizer(backend)
 
 
 @contextmanager
