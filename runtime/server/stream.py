@@ -17,6 +17,7 @@ from trtllm_replayssm.runtime.server.errors import describe
 
 Result = TypeVar("Result")
 DONE = "data: [DONE]\n\n"
+_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # no proxy may hold events back
 CLIENT_CLOSED = 499  # nobody reads it; access logs show it
 
 
@@ -46,7 +47,7 @@ class EventStream(Response):
     """Server-sent events of an iterator. It is closed, and `on_close` called, when the client leaves at any time."""
 
     def __init__(self, events: AsyncGenerator[str, None], on_close: Callable[[], None]) -> None:
-        super().__init__(media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+        super().__init__(media_type="text/event-stream", headers=_HEADERS)
         del self.headers["content-length"]
         self._events = events
         self._on_close = on_close
