@@ -5,8 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from trtllm_replayssm.errors import CapacityError, ConfigError
+from trtllm_replayssm.errors import CapacityError, ConfigError, RequestError
 from trtllm_replayssm.runtime.intake import Intake
 from trtllm_replayssm.runtime.outputs import RequestOutput, request_output
 from trtllm_replayssm.runtime.prefix.reuse import PrefixReuse
@@ -21,6 +22,7 @@ from trtllm_replayssm.runtime.stats import EngineLoad, EngineStats
 from trtllm_replayssm.runtime.step import StepRunner
 from trtllm_replayssm.runtime.text.tokenizer import Tokenizer
 from trtllm_replayssm.runtime.traffic_meter import TrafficMeter
+from trtllm_replayssm.runtime.transfer.request_file import read_request, write_request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,6 +169,36 @@ class Engine:
         self.session.free(choice.slot)
         self._scheduler.preempt(choice)
         self.stats.preemptions += 1
+
+    def export_request(self, request_id: int, path: str | Path) -> None:
+        """Write a request with its slots' states to a file, from which `import_request` goes on; it goes on here too.
+
+        Raises RequestError for one that is not here, UnsupportedError for one that follows a grammar, OSError.
+        """
+        request = self._requests.get(request_id)
+        if request is None:
+            raise RequestError("export_request", "request_id", expected="a request that has not ended", got=request_id)
+        snapshots = {c.index: self.session.save(c.slot) for c in request.choices if c.slot is not None}
+        snapshots |= {c.index: self._snapshots[c] for c in request.choices if c in self._snapshots}
+        write_request(path, request, snapshots, self.session.signature)
+
+    def import_request(self, path: str | Path) -> int:
+        """Go on with a request of `export_request`, under a new number, which is returned; its tokens are the same.
+
+        Raises CheckpointError for a missing or damaged file, EngineMismatchError for one of another engine; nothing is
+        queued then.
+        """
+        with self._numbering:
+            request_id, self._serial = self._serial, self._serial + 1
+        saved = read_request(path, request_id, self.session, self.intake.tokenizer)
+        self._requests[request_id] = saved.request
+        for choice in saved.request.choices:
+            if choice.index in saved.snapshots:
+                self._snapshots[choice] = saved.snapshots[choice.index]
+                self._scheduler.resume(choice)
+        if not saved.snapshots:
+            self._scheduler.add(saved.request.choices[0])
+        return request_id
 
     def step(self) -> list[Request]:
         """Run one step; returns the requests that got tokens or ended. Finished ones are forgotten by the engine."""

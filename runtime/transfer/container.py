@@ -1,0 +1,97 @@
+"""The file: safetensors with one JSON document in its metadata. Written beside its place and renamed, never in part."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+
+from trtllm_replayssm.errors import CheckpointError, EngineMismatchError
+from trtllm_replayssm.runtime.session.base import RawArray
+
+FORMAT = "trtllm-replayssm request"
+VERSION = 1
+# The format's names of element types -> torch's, and their bytes
+_TYPES = {
+    "F64": ("float64", 8), "F32": ("float32", 4), "F16": ("float16", 2), "BF16": ("bfloat16", 2),
+    "F8_E4M3": ("float8_e4m3fn", 1), "I64": ("int64", 8), "I32": ("int32", 4), "U8": ("uint8", 1),
+}  # fmt: skip
+_NAMES = {kind: name for name, (kind, _) in _TYPES.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    """document: JSON values. arrays: by name."""
+
+    document: Mapping[str, Any]
+    arrays: Mapping[str, RawArray]
+
+
+def write(path: str | Path, document: Mapping[str, Any], arrays: Mapping[str, RawArray]) -> None:
+    """Write a file that is whole or absent, whatever happens meanwhile. Raises OSError when it cannot be written."""
+    target = Path(path)
+    metadata = {"format": FORMAT, "version": str(VERSION), "document": json.dumps(document)}
+    header: dict[str, Any] = {"__metadata__": metadata}
+    end = 0
+    for name, (kind, shape, data) in arrays.items():
+        header[name] = {"dtype": _NAMES[kind], "shape": shape, "data_offsets": [end, end + len(data)]}
+        end += len(data)
+    encoded = json.dumps(header).encode()
+    encoded += b" " * (-len(encoded) % 8)
+    handle, beside = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(len(encoded).to_bytes(8, "little") + encoded)
+            for _, _, data in arrays.values():
+                file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, target)
+    except BaseException:
+        Path(beside).unlink(missing_ok=True)
+        raise
+
+
+def read(path: str | Path) -> Container:
+    """The content of a file of `write`. Raises CheckpointError for a missing or damaged one, EngineMismatchError for
+    one of another version.
+    """
+    try:
+        with safe_open(path, framework="np") as handle:  # checks the header against the file's size
+            metadata = handle.metadata() or {}
+            slices = [(name, handle.get_slice(name)) for name in handle.offset_keys()]
+            listed = [(name, part.get_dtype(), tuple(part.get_shape())) for name, part in slices]
+        content = Path(path).read_bytes()
+    except (SafetensorError, OSError) as error:
+        raise _damaged(path, str(error)) from error
+    if metadata.get("format") != FORMAT:
+        raise _damaged(path, f"format {metadata.get('format')!r}")
+    if metadata.get("version") != str(VERSION):
+        raise EngineMismatchError(
+            "import_request", str(path), expected=f"version {VERSION}", got=metadata.get("version")
+        )
+    arrays: dict[str, RawArray] = {}
+    begin = 8 + int.from_bytes(content[:8], "little")
+    for name, dtype, shape in listed:
+        if dtype not in _TYPES:
+            raise _damaged(path, f"tensor {name} of type {dtype}")
+        kind, itemsize = _TYPES[dtype]
+        size = math.prod(shape) * itemsize
+        arrays[name] = (kind, shape, content[begin : begin + size])
+        begin += size
+    try:
+        document = json.loads(metadata["document"])
+    except (KeyError, ValueError) as error:
+        raise _damaged(path, f"no document ({error})") from error
+    return Container(document, arrays)
+
+
+def _damaged(path: str | Path, got: str) -> CheckpointError:
+    return CheckpointError("import_request", str(path), expected=f"a whole file of format {FORMAT!r}", got=got)
