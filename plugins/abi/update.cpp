@@ -38,12 +38,17 @@ void checkInputs(Checker& check, const rssm_update_args& a, int32_t act) {
   check.tensor("value", a.value, act, {kAny, kAny, kAny, kAny});
   check.tensor("k", a.k, act, {v[0], v[1], kAny, kAny});
   check.tensor("q", a.q, act, {v[0], v[1], groups, stateDim});
-  check.tensor("dt", a.dt, RSSM_FLOAT32, {v[0], v[1], v[2]});
-  check.tensor("a", a.a, RSSM_FLOAT32, {v[2]});
-  check.contiguous("a", a.a, 0);
-  if (a.skip.data != nullptr) {
-    check.tensor("skip", a.skip, RSSM_FLOAT32, {v[2]});
-    check.contiguous("skip", a.skip, 0);
+  if (a.kind == RSSM_MAMBA2) {
+    check.tensor("dt", a.dt, RSSM_FLOAT32, {v[0], v[1], v[2]});
+    check.tensor("a", a.a, RSSM_FLOAT32, {v[2]});
+    check.contiguous("a", a.a, 0);
+    if (a.skip.data != nullptr) {
+      check.tensor("skip", a.skip, RSSM_FLOAT32, {v[2]});
+      check.contiguous("skip", a.skip, 0);
+    }
+  } else {
+    check.tensor("log_decay", a.log_decay, RSSM_FLOAT32, {v[0], v[1], v[2]});
+    check.tensor("beta", a.beta, RSSM_FLOAT32, {v[0], v[1], v[2]});
   }
   check.tensor("out", a.out, act, {v[0], v[1], v[2], v[3]});
   for (const Named& named : {Named{"value", a.value}, Named{"k", a.k}, Named{"q", a.q}}) {
@@ -58,7 +63,7 @@ void checkState(Checker& check, const rssm_update_args& a, int32_t act) {
   int64_t groups = a.k.shape[2], stateDim = a.k.shape[3], slots = a.checkpoint.shape[0];
   int64_t ringRows = a.ring_value.shape[2];
   check.tensor("checkpoint", a.checkpoint, RSSM_FLOAT32, {kAny, v[2], v[3], stateDim});
-  check.tensor("ring_value", a.ring_value, act, {slots, v[2], kAny, v[3]});
+  check.tensor("ring_value", a.ring_value, a.kind == RSSM_GDN ? RSSM_FLOAT16 : act, {slots, v[2], kAny, v[3]});
   check.tensor("ring_k", a.ring_k, act, {slots, groups, ringRows, stateDim});
   check.tensor("ring_dt", a.ring_dt, RSSM_FLOAT32, {slots, v[2], ringRows});
   for (const Named& named : {Named{"checkpoint", a.checkpoint}, Named{"ring_value", a.ring_value},
@@ -67,6 +72,10 @@ void checkState(Checker& check, const rssm_update_args& a, int32_t act) {
     check.aligned(named.name, named.tensor);
   }
   check.contiguous("ring_dt", a.ring_dt, 1);
+  if (a.kind == RSSM_GDN) {
+    check.tensor("ring_key_factor", a.ring_key_factor, RSSM_FLOAT32, {slots, groups, ringRows});
+    check.contiguous("ring_key_factor", a.ring_key_factor, 1);
+  }
   if (!check.ok()) return;
   if (ringRows < a.window + v[1]) {
     check.fail(RSSM_INVALID_ARGUMENT, "ring_value", "expected C >= window + T = %lld rows, got %lld",
@@ -95,7 +104,8 @@ UpdateParams flatten(const rssm_update_args& a) {
   p.value = rowTensor(a.value);
   p.k = rowTensor(a.k);
   p.q = rowTensor(a.q);
-  p.dt = rowTensor(a.dt);
+  p.dt = rowTensor(a.kind == RSSM_GDN ? a.log_decay : a.dt);
+  p.beta = rowTensor(a.beta);
   p.a = static_cast<const float*>(a.a.data);
   p.skip = static_cast<const float*>(a.skip.data);
   p.out = a.out.data;
@@ -110,6 +120,8 @@ UpdateParams flatten(const rssm_update_args& a) {
   p.ringKeySlotStride = a.ring_k.stride[0];
   p.ringDt = static_cast<float*>(a.ring_dt.data);
   p.ringDtSlotStride = a.ring_dt.stride[0];
+  p.ringKeyFactor = static_cast<float*>(a.ring_key_factor.data);
+  p.ringKeyFactorSlotStride = a.ring_key_factor.stride[0];
   return p;
 }
 
@@ -128,8 +140,9 @@ Plan plan(const rssm_update_args* args, Checker& check) {
   const rssm_update_args& a = *args;
   check.header(a.struct_size, sizeof(rssm_update_args), a.abi_version);
   check.range("window", a.window, 1, kMaxWindow);
-  if (check.ok() && a.kind != RSSM_MAMBA2) {
-    check.fail(RSSM_UNSUPPORTED, "kind", "expected %d (Mamba-2), got %d", RSSM_MAMBA2, a.kind);
+  check.range("kind", a.kind, RSSM_MAMBA2, RSSM_GDN);
+  if (check.ok() && a.read.data != nullptr) {
+    check.fail(RSSM_UNSUPPORTED, "read", "a separate low-precision copy is not built; built are:\n%s", supportedUpdates());
   }
   if (!check.ok()) return result;
   int32_t act = a.value.dtype == RSSM_FLOAT16 ? RSSM_FLOAT16 : RSSM_BFLOAT16;
@@ -160,7 +173,7 @@ Plan plan(const rssm_update_args* args, Checker& check) {
     return result;
   }
   ActivationType type = act == RSSM_FLOAT16 ? ActivationType::kFloat16 : ActivationType::kBfloat16;
-  result.launcher = findMamba2Update(type, p);
+  result.launcher = findUpdate(a.kind == RSSM_GDN ? UpdateFamily::kGdn : UpdateFamily::kMamba2, type, p);
   if (result.launcher == nullptr) {
     check.fail(RSSM_UNSUPPORTED, "value, k", "no kernel for %s, d_v %d, d_k %d, T %d; built are:\n%s",
                dtypeName(act), p.headDim, p.stateDim, p.tokens, supportedUpdates());

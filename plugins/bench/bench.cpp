@@ -1,4 +1,4 @@
-// Times the Mamba-2 update over the C ABI on full windows, cold L2, after a correctness gate; prints JSON lines.
+// Times the update over the C ABI on full windows, cold L2, after a correctness gate; prints JSON lines.
 //   replayssm_bench [batch sizes, comma separated] [tokens, comma separated] [shape name]
 #include <cstdlib>
 #include <cstring>

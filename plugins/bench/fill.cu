@@ -2,6 +2,7 @@
 #include "fill.h"
 
 #include <cuda_bf16.h>
+#include <cuda_fp16.h>
 
 namespace {
 
@@ -24,6 +25,11 @@ __global__ void fillKernel(T* data, int64_t count, float low, float high, uint32
 
 cudaError_t fillFloat32(void* data, int64_t count, float low, float high, uint32_t seed) {
   fillKernel<<<1024, 256>>>(static_cast<float*>(data), count, low, high, seed);
+  return cudaGetLastError();
+}
+
+cudaError_t fillFloat16(void* data, int64_t count, float low, float high, uint32_t seed) {
+  fillKernel<<<1024, 256>>>(static_cast<__half*>(data), count, low, high, seed);
   return cudaGetLastError();
 }
 

@@ -8,6 +8,12 @@
 
 namespace gate_detail {
 
+inline double half(uint16_t bits) {
+  double magnitude = (bits & 0x7c00) == 0 ? (bits & 0x3ff) * 0x1p-24
+                                          : std::ldexp(1024 + (bits & 0x3ff), ((bits & 0x7c00) >> 10) - 25);
+  return bits & 0x8000 ? -magnitude : magnitude;
+}
+
 inline double bfloat(uint16_t bits) {
   uint32_t word = static_cast<uint32_t>(bits) << 16;
   float value;
@@ -27,14 +33,19 @@ std::vector<T> download(const rssm_tensor& t) {
 // Everything the reference reads, copied before the launch.
 struct Snapshot {
   std::vector<uint16_t> value, k, q, ringValue, ringKey;
-  std::vector<float> dt, a, skip, checkpoint, ringDt;
+  std::vector<float> dt, a, skip, beta, ringKeyFactor, checkpoint, ringDt;  // dt, ringDt: log-decay for GDN
   std::vector<int32_t> origin, slot;
   explicit Snapshot(const Problem& p)
       : value(download<uint16_t>(p.args.value)), k(download<uint16_t>(p.args.k)), q(download<uint16_t>(p.args.q)),
         ringValue(download<uint16_t>(p.args.ring_value)), ringKey(download<uint16_t>(p.args.ring_k)),
-        dt(download<float>(p.args.dt)), a(download<float>(p.args.a)), skip(download<float>(p.args.skip)),
+        dt(download<float>(p.gdn() ? p.args.log_decay : p.args.dt)), a(optional(p.args.a)),
+        skip(optional(p.args.skip)), beta(optional(p.args.beta)), ringKeyFactor(optional(p.args.ring_key_factor)),
         checkpoint(download<float>(p.args.checkpoint)), ringDt(download<float>(p.args.ring_dt)),
         origin(download<int32_t>(p.args.origin)), slot(download<int32_t>(p.args.slot)) {}
+
+  static std::vector<float> optional(const rssm_tensor& t) {
+    return t.data == nullptr ? std::vector<float>() : download<float>(t);
+  }
 };
 
 // Errors relative to the largest magnitude, over one head.
@@ -42,56 +53,109 @@ struct HeadError {
   double output = 0, state = 0;
 };
 
-inline void applyRecord(std::vector<double>& state, const Shape& s, double decay, double dt, const uint16_t* x,
-                        const uint16_t* k) {
-  for (int p = 0; p < s.headDim; ++p) {
-    double scaled = dt * bfloat(x[p]);
-    for (int n = 0; n < s.stateDim; ++n) {
-      double& element = state[static_cast<size_t>(p * s.stateDim + n)];
-      element = decay * element + scaled * bfloat(k[n]);
+// One head's state in float64 and the recurrence on it.
+struct Head {
+  const Shape& shape;
+  std::vector<double> state;
+
+  void apply(double decay, double weight, const std::vector<double>& value, const std::vector<double>& key) {
+    for (int p = 0; p < shape.headDim; ++p) {
+      for (int n = 0; n < shape.stateDim; ++n) {
+        double& element = state[static_cast<size_t>(p * shape.stateDim + n)];
+        element = decay * element + weight * value[static_cast<size_t>(p)] * key[static_cast<size_t>(n)];
+      }
     }
   }
+
+  double read(int p, const std::vector<double>& vector) const {
+    double sum = 0;
+    for (int n = 0; n < shape.stateDim; ++n) {
+      sum += state[static_cast<size_t>(p * shape.stateDim + n)] * vector[static_cast<size_t>(n)];
+    }
+    return sum;
+  }
+};
+
+inline std::vector<double> numbers16(const uint16_t* bits, int count, bool isHalf) {
+  std::vector<double> result(static_cast<size_t>(count));
+  for (int i = 0; i < count; ++i) result[static_cast<size_t>(i)] = isHalf ? half(bits[i]) : bfloat(bits[i]);
+  return result;
+}
+
+inline void normalise(std::vector<double>& v, double extra) {
+  double squares = 1e-6;
+  for (double x : v) squares += x * x;
+  for (double& x : v) x *= extra / std::sqrt(squares);
+}
+
+// Folds the committed records of one head.
+inline void replayRecords(const Problem& problem, const Snapshot& in, Head& state, int slot, int head, int h) {
+  const Shape& s = problem.shape;
+  const int group = head / (s.heads / s.groups);
+  for (int j = 0; j < h; ++j) {
+    size_t r = static_cast<size_t>((in.origin[static_cast<size_t>(slot)] + j) % problem.ringRows);
+    size_t headRow = (static_cast<size_t>(slot) * s.heads + head) * problem.ringRows + r;
+    size_t groupRow = (static_cast<size_t>(slot) * s.groups + group) * problem.ringRows + r;
+    double dt = in.ringDt[headRow];
+    state.apply(std::exp(problem.gdn() ? dt : dt * in.a[static_cast<size_t>(head)]),
+                problem.gdn() ? in.ringKeyFactor[groupRow] : dt,
+                numbers16(&in.ringValue[headRow * s.headDim], s.headDim, problem.gdn()),
+                numbers16(&in.ringKey[groupRow * s.stateDim], s.stateDim, false));
+  }
+}
+
+// Applies one token and returns its output.
+inline std::vector<double> tokenOutput(const Problem& problem, const Snapshot& in, Head& state, size_t token, int head) {
+  const Shape& s = problem.shape;
+  const size_t headAt = token * s.heads + head, groupAt = token * s.groups + head / (s.heads / s.groups);
+  std::vector<double> value = numbers16(&in.value[headAt * s.headDim], s.headDim, false);
+  std::vector<double> key = numbers16(&in.k[groupAt * s.stateDim], s.stateDim, false);
+  std::vector<double> query = numbers16(&in.q[groupAt * s.stateDim], s.stateDim, false);
+  std::vector<double> out(static_cast<size_t>(s.headDim), 0.0);
+  const double dt = in.dt[headAt];
+  if (problem.gdn()) {
+    normalise(key, 1.0);
+    normalise(query, 1.0 / std::sqrt(s.stateDim));
+    for (int p = 0; p < s.headDim; ++p) {
+      double& v = value[static_cast<size_t>(p)];
+      v = in.beta[headAt] * (v - std::exp(dt) * state.read(p, key));
+    }
+    state.apply(std::exp(dt), 1.0, value, key);
+  } else {
+    state.apply(std::exp(dt * in.a[static_cast<size_t>(head)]), dt, value, key);
+    for (int p = 0; p < s.headDim; ++p) out[static_cast<size_t>(p)] = in.skip[static_cast<size_t>(head)] * value[static_cast<size_t>(p)];
+  }
+  for (int p = 0; p < s.headDim; ++p) out[static_cast<size_t>(p)] += state.read(p, query);
+  return out;
 }
 
 inline HeadError compareHead(const Problem& problem, const Snapshot& in, const std::vector<uint16_t>& out,
                              const std::vector<float>& after, int row, int head, int h) {
   const Shape& s = problem.shape;
-  const int group = head / (s.heads / s.groups), slot = in.slot[static_cast<size_t>(row)];
+  const int slot = in.slot[static_cast<size_t>(row)];
   const size_t elems = static_cast<size_t>(s.headDim * s.stateDim);
   const size_t base = (static_cast<size_t>(slot) * s.heads + head) * elems;
-  std::vector<double> state(in.checkpoint.begin() + base, in.checkpoint.begin() + base + elems);
-  const double a = in.a[head];
-  auto apply = [&](double dt, const uint16_t* x, const uint16_t* k) {
-    applyRecord(state, s, std::exp(dt * a), dt, x, k);
-  };
-  for (int j = 0; j < h; ++j) {
-    size_t r = static_cast<size_t>((in.origin[slot] + j) % problem.ringRows);
-    size_t headRow = (static_cast<size_t>(slot) * s.heads + head) * problem.ringRows + r;
-    size_t groupRow = (static_cast<size_t>(slot) * s.groups + group) * problem.ringRows + r;
-    apply(in.ringDt[headRow], &in.ringValue[headRow * s.headDim], &in.ringKey[groupRow * s.stateDim]);
-  }
+  auto first = in.checkpoint.begin() + static_cast<int64_t>(base);
+  Head state{s, std::vector<double>(first, first + static_cast<int64_t>(elems))};
+  replayRecords(problem, in, state, slot, head, h);
   HeadError error;
-  double largest = 1e-30;
   if (h + problem.tokens > problem.window) {
+    double largest = 1e-30;
     for (size_t i = 0; i < elems; ++i) {
-      largest = std::max(largest, std::abs(state[i]));
-      error.state = std::max(error.state, std::abs(after[base + i] - state[i]));
+      largest = std::max(largest, std::abs(state.state[i]));
+      error.state = std::max(error.state, std::abs(after[base + i] - state.state[i]));
     }
     error.state /= largest;
   }
   double worst = 0, scale = 1e-30;
   for (int t = 0; t < problem.tokens; ++t) {
     size_t token = static_cast<size_t>(row) * problem.tokens + t;
-    const uint16_t* x = &in.value[(token * s.heads + head) * s.headDim];
-    const uint16_t* q = &in.q[(token * s.groups + group) * s.stateDim];
-    apply(in.dt[token * s.heads + head], x, &in.k[(token * s.groups + group) * s.stateDim]);
+    std::vector<double> expected = tokenOutput(problem, in, state, token, head);
     for (int p = 0; p < s.headDim; ++p) {
-      double sum = in.skip[head] * bfloat(x[p]);
-      for (int n = 0; n < s.stateDim; ++n) sum += state[static_cast<size_t>(p * s.stateDim + n)] * bfloat(q[n]);
       double got = bfloat(out[(token * s.heads + head) * s.headDim + p]);
       if (!(std::abs(got) < 1e30)) got = 1e30;
-      worst = std::max(worst, std::abs(got - sum));
-      scale = std::max(scale, std::abs(sum));
+      worst = std::max(worst, std::abs(got - expected[static_cast<size_t>(p)]));
+      scale = std::max(scale, std::abs(expected[static_cast<size_t>(p)]));
     }
   }
   error.output = worst / scale;

@@ -11,10 +11,14 @@
 
 struct Shape {
   const char* name;
+  int kind;  // RSSM_MAMBA2 or RSSM_GDN
   int heads, groups, headDim, stateDim;
 };
 
-inline constexpr Shape kShapes[] = {{"nano4b", 96, 8, 80, 128}, {"super120b", 128, 8, 64, 128}};
+inline constexpr Shape kShapes[] = {{"nano4b", RSSM_MAMBA2, 96, 8, 80, 128},
+                                     {"super120b", RSSM_MAMBA2, 128, 8, 64, 128},
+                                     {"qwen4b", RSSM_GDN, 32, 16, 128, 128},
+                                     {"qwen122b", RSSM_GDN, 64, 16, 128, 128}};
 
 struct Problem {
   static constexpr int64_t kColdBytes = int64_t{400} << 20;  // rotated state: several times the L2
@@ -37,6 +41,7 @@ struct Problem {
     allocate();
   }
 
+  bool gdn() const { return shape.kind == RSSM_GDN; }
   int launches() const { return rotations * repeats; }
 
   int64_t stateElems() const { return static_cast<int64_t>(shape.heads) * shape.headDim * shape.stateDim; }
@@ -45,6 +50,7 @@ struct Problem {
   double floorBytes(int h) const {
     double state = 4.0 * static_cast<double>(stateElems());
     double record = 2.0 * shape.heads * shape.headDim + 2.0 * shape.groups * shape.stateDim + 4.0 * shape.heads;
+    if (shape.kind == RSSM_GDN) record += 4.0 * shape.groups;
     return rows * (state * (h + tokens > window ? 2 : 1) + record * (h + tokens));
   }
 
@@ -91,19 +97,29 @@ struct Problem {
     cudaOk(cudaMemset(workspace, 0, kWorkspaceBytes), "workspace");
     args.struct_size = sizeof(args);
     args.abi_version = RSSM_ABI_VERSION;
-    args.kind = RSSM_MAMBA2;
+    args.kind = shape.kind;
     args.window = window;
     args.value = act({b, t, h, p}, 1.0f, 1);
     args.k = act({b, t, g, n}, 1.0f, 2);
     args.q = act({b, t, g, n}, 1.0f, 3);
-    args.dt = real({b, t, h}, 0.001f, 0.1f, 4);
-    args.a = real({h}, -16.0f, -1.0f, 5);
-    args.skip = real({h}, -1.0f, 1.0f, 6);
+    if (shape.kind == RSSM_MAMBA2) {
+      args.dt = real({b, t, h}, 0.001f, 0.1f, 4);
+      args.a = real({h}, -16.0f, -1.0f, 5);
+      args.skip = real({h}, -1.0f, 1.0f, 6);
+      args.ring_value = act({slots, h, ringRows, p}, 1.0f, 9);
+      args.ring_dt = real({slots, h, ringRows}, 0.001f, 0.1f, 11);
+    } else {
+      args.log_decay = real({b, t, h}, -0.2f, -0.001f, 4);
+      args.beta = real({b, t, h}, 0.1f, 1.0f, 5);
+      void* corrections = allocate(slots * h * ringRows * p * 2);
+      cudaOk(fillFloat16(corrections, slots * h * ringRows * p, -1.0f, 1.0f, 9), "fill");
+      args.ring_value = contiguousView(corrections, RSSM_FLOAT16, {slots, h, ringRows, p});
+      args.ring_dt = real({slots, h, ringRows}, -0.2f, -0.001f, 11);
+      args.ring_key_factor = real({slots, g, ringRows}, 0.1f, 0.2f, 12);
+    }
     args.out = act({b, t, h, p}, 1.0f, 7);
     args.checkpoint = real({slots, h, p, n}, -1.0f, 1.0f, 8);
-    args.ring_value = act({slots, h, ringRows, p}, 1.0f, 9);
     args.ring_k = act({slots, g, ringRows, n}, 1.0f, 10);
-    args.ring_dt = real({slots, h, ringRows}, 0.001f, 0.1f, 11);
     std::vector<int32_t> origin(static_cast<size_t>(slots));
     for (size_t i = 0; i < origin.size(); ++i) origin[i] = static_cast<int32_t>(i * 7 % static_cast<size_t>(ringRows));
     args.origin = contiguousView(integers(origin), RSSM_INT32, {slots});

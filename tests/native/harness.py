@@ -48,9 +48,9 @@ def view(tensor: Any) -> _abi.Tensor:
     return _abi.tensor(tensor.data_ptr(), codes[tensor.dtype], tensor.shape, tensor.stride())
 
 
-def mamba2_shape(heads: int, groups: int, head_dim: int, state_dim: int) -> SsmShape:
+def ssm_shape(kind: SsmKind, heads: int, groups: int, head_dim: int, state_dim: int) -> SsmShape:
     return SsmShape(
-        kind=SsmKind.MAMBA2,
+        kind=kind,
         heads=heads,
         groups=groups,
         head_dim=head_dim,
@@ -64,8 +64,8 @@ def mamba2_shape(heads: int, groups: int, head_dim: int, state_dim: int) -> SsmS
 class Pool:
     """One layer's state of `slots` sequences on the device, poisoned with NaN, and the calls over it.
 
-    checkpoint [S, H, P, N] float32; ring_value [S, H, C, P], ring_k [S, G, C, N] act; ring_dt [S, H, C] float32;
-    origin, h, position [S] int32.
+    checkpoint [S, H, P, N] float32; ring_value [S, H, C, P] act (GDN: float16), ring_k [S, G, C, N] act;
+    ring_dt [S, H, C] float32; GDN also ring_key_factor [S, G, C] float32; origin, h, position [S] int32.
     """
 
     shape: SsmShape
@@ -83,6 +83,8 @@ class Pool:
         s, c = self.shape, self.config.ring_rows
         self.workspace = torch.zeros(256, dtype=torch.uint8, device=self.device)
 
+        gdn = s.kind is SsmKind.GDN
+
         def poison(*size: int, dtype: Any) -> Any:
             return torch.full(size, float("nan"), dtype=dtype, device=self.device)
 
@@ -91,13 +93,15 @@ class Pool:
 
         self.tensors = {
             "checkpoint": poison(self.slots, s.heads, s.head_dim, s.state_dim, dtype=torch.float32),
-            "ring_value": poison(self.slots, s.heads, c, s.head_dim, dtype=self.act),
+            "ring_value": poison(self.slots, s.heads, c, s.head_dim, dtype=torch.float16 if gdn else self.act),
             "ring_k": poison(self.slots, s.groups, c, s.state_dim, dtype=self.act),
             "ring_dt": poison(self.slots, s.heads, c, dtype=torch.float32),
             "origin": zeros(torch.int32),
             "h": zeros(torch.int32),
             "position": zeros(torch.int32),
         }
+        if gdn:
+            self.tensors["ring_key_factor"] = poison(self.slots, s.groups, c, dtype=torch.float32)
 
     def admit(self, slot: int, state: np.ndarray[Any, Any], origin: int = 0) -> None:
         """Give `slot` to a sequence whose state [H, P, N] is known, as a prefill would."""
@@ -108,16 +112,15 @@ class Pool:
             self.tensors[name][slot] = value
 
     def update(self, rows: dict[str, Any], out: Any, flags: int = 0) -> None:
-        """rows: slot, num_tokens [B] int32; value, k, q, dt, a and optionally skip; out is written."""
+        """rows: slot, num_tokens [B] int32; value, k, q and dt, a, skip (GDN: log_decay, beta); out is written."""
         args = _abi.UpdateArgs(
-            kind=int(_abi.Kind.MAMBA2),
+            kind=int(_abi.Kind.MAMBA2 if self.shape.kind is SsmKind.MAMBA2 else _abi.Kind.GDN),
             window=self.config.window,
             flags=flags,
             out=view(out),
             **{name: view(tensor) for name, tensor in rows.items()},
             **{name: view(tensor) for name, tensor in self.tensors.items()},
         )
-        assert self.library.update_workspace(args) <= self.workspace.numel()
         self.library.update(args, self.workspace.data_ptr(), self.workspace.numel(), self._stream())
 
     def commit(self, slot: Any, num_tokens: Any, accepted: Any) -> None:

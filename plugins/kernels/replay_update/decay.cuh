@@ -32,32 +32,50 @@ __device__ __forceinline__ float prefixInclusive(float value, int count, int lan
 }
 
 struct Decay {
-  float weight[2];    // dt exp(suffix sum) of committed records `lane` and `lane + 32`, 0 from h on
+  float weight[2];    // factor exp(suffix sum) of committed records `lane` and `lane + 32`, 0 from h on
   float total;        // log-decay over all committed records, every lane
   float draft;        // log-decay of token `lane`, 0 from num_tokens on
-  float draftWeight;  // dt of token `lane`
+  float draftWeight;  // factor of token `lane`: dt, or 1 / |k|
   float prefix;       // log-decay of tokens 0..lane of this step
 
-  __device__ void load(const float* dt, float a, int pending, int tokens, int lane) {
-    float log[2], suffix[2];
+  // Mamba-2: log-decay dt a, factor dt; `dt` lists committed records, then tokens.
+  __device__ void loadMamba2(const float* dt, float a, int pending, int tokens, int lane) {
+    float log[2];
 #pragma unroll
     for (int part = 0; part < 2; ++part) {
       int j = lane + 32 * part;
       weight[part] = j < pending ? dt[j] : 0.0f;
       log[part] = weight[part] * a;
-      suffix[part] = 0.0f;
     }
-    float upper = 0.0f;
-    if (pending > 32) {
-      suffix[1] = suffixExclusive(log[1], pending - 32, lane);
-      upper = __shfl_sync(kAllLanes, suffix[1] + log[1], 0);
-      weight[1] *= expf(suffix[1]);
-    }
-    suffix[0] = suffixExclusive(log[0], min(pending, 32), lane) + upper;
-    total = __shfl_sync(kAllLanes, suffix[0] + log[0], 0);
-    weight[0] *= expf(suffix[0]);
     draftWeight = lane < tokens ? dt[pending + lane] : 0.0f;
     draft = draftWeight * a;
+    sumUp(log, pending, tokens, lane);
+  }
+
+  // GDN: log-decays and key factors of committed records, log-decays of tokens; the tokens' factors are set by the caller.
+  __device__ void loadGdn(const float* logDecay, const float* factor, int pending, int tokens, int lane) {
+    float log[2];
+#pragma unroll
+    for (int part = 0; part < 2; ++part) {
+      int j = lane + 32 * part;
+      weight[part] = j < pending ? factor[j] : 0.0f;
+      log[part] = j < pending ? logDecay[j] : 0.0f;
+    }
+    draft = lane < tokens ? logDecay[pending + lane] : 0.0f;
+    sumUp(log, pending, tokens, lane);
+  }
+
+  // weight holds the records' factors, log their log-decays.
+  __device__ void sumUp(const float (&log)[2], int pending, int tokens, int lane) {
+    float upper = 0.0f;
+    if (pending > 32) {
+      float suffix = suffixExclusive(log[1], pending - 32, lane);
+      upper = __shfl_sync(kAllLanes, suffix + log[1], 0);
+      weight[1] *= expf(suffix);
+    }
+    float suffix = suffixExclusive(log[0], min(pending, 32), lane) + upper;
+    total = __shfl_sync(kAllLanes, suffix + log[0], 0);
+    weight[0] *= expf(suffix);
     prefix = prefixInclusive(draft, tokens, lane);
   }
 

@@ -1,9 +1,8 @@
-// The Mamba-2 update for small batches: one CTA a head, everything loaded at once, no pipeline to set up. The state is
+// The update of both families for small batches: one CTA a head, everything loaded at once, no pipeline to set up. The state is
 // read out while the records, which wait for the cursors, are still on their way.
 #pragma once
 
-#include "consumer.cuh"
-#include "loads.cuh"
+#include "kernel.cuh"
 
 namespace replayssm {
 
@@ -21,19 +20,18 @@ __device__ __forceinline__ void loadState(const float* state, uint32_t target, i
 
 template <class Traits>
 __global__ void __launch_bounds__(32 * Traits::kWarps, kDirectThreads / (32 * Traits::kWarps))
-    mamba2DirectKernel(const __grid_constant__ UpdateParams p) {
+    directUpdateKernel(const __grid_constant__ UpdateParams p) {
   extern __shared__ __align__(128) char shared[];
   static_assert(Traits::kStateBytes / 16 % (32 * Traits::kWarps) == 0, "whole rounds of the CTA's threads");
   const SharedLayout layout = sharedLayout<Traits>(p.window, p.tokens);
   const int thread = threadIdx.x, head = blockIdx.x, row = blockIdx.y;
   const int group = head / p.headsPerGroup;
   char* const stage = shared + layout.keyBufferBytes;
-  Consumer<Traits> consumer{p, layout, thread / 32, thread % 32};
+  Consumer<Traits> consumer{{p, layout, thread / 32, thread % 32}};
   waitForPredecessor();
   RowInfo info = loadRow(p, row);
   if (info.slot < 0 || info.tokens == 0) {
-    float zero[Traits::kTokenTiles][4] = {};
-    consumer.writeOutput(ItemHeader::make(kZero, row, -1, head, 0, 0, 0, 0), zero);
+    consumer.writeZeros(ItemHeader::make(kZero, row, -1, head, 0, 0, 0, 0));
     return;
   }
   const float* state = p.checkpoint + info.slot * p.checkpointSlotStride +
@@ -46,11 +44,15 @@ __global__ void __launch_bounds__(32 * Traits::kWarps, kDirectThreads / (32 * Tr
   loader.keys(info, row, group, sharedAddress(shared));
   loader.records(info, row, head, sharedAddress(stage));
   releaseDependents();
-  loadsWaitFirst();
+  if constexpr (Traits::kGdn) {
+    loadsDrain();  // the keys multiply the state, too
+  } else {
+    loadsWaitFirst();
+  }
   __syncthreads();
   const ItemHeader item = ItemHeader::make(0, row, info.slot, head, info.origin, info.pending, info.tokens, 0);
-  consumer.loadQueries(item, shared + layout.queryOffset);
-  float sum[Traits::kTokenTiles][4];
+  consumer.loadVectors(item, shared);
+  float sum[Traits::kTiles][4];
   consumer.readItemState(sum, stage);
   loadsDrain();
   __syncthreads();

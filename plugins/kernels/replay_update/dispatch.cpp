@@ -4,17 +4,18 @@
 namespace replayssm {
 
 // Defined by the generated instantiation files, one each.
-#define RSSM_MAMBA2(act, p, n, teams, tokens) \
-  cudaError_t mamba2_##act##_##p##_##n##_##teams##_##tokens(const UpdateParams&, cudaStream_t); \
-  UpdateLaunch mamba2_##act##_##p##_##n##_##teams##_##tokens##_plan(const UpdateParams&);
+#define RSSM_UPDATE(family, act, p, n, teams, tokens)                                                \
+  cudaError_t family##_##act##_##p##_##n##_##teams##_##tokens(const UpdateParams&, cudaStream_t);    \
+  UpdateLaunch family##_##act##_##p##_##n##_##teams##_##tokens##_plan(const UpdateParams&);
 #include "supported.inc"
-#undef RSSM_MAMBA2
+#undef RSSM_UPDATE
 
 namespace {
 
 struct Entry {
+  UpdateFamily family;
   ActivationType act;
-  int headDim, stateDim, teams, maxTokens;
+  int headDim, stateDim, maxTokens;
   UpdateLauncher launch;
   UpdateLaunch (*plan)(const UpdateParams&);
 };
@@ -22,21 +23,25 @@ struct Entry {
 constexpr ActivationType kActivation_bf16 = ActivationType::kBfloat16;
 constexpr ActivationType kActivation_fp16 = ActivationType::kFloat16;
 
-#define RSSM_MAMBA2(act, p, n, teams, tokens) \
-  {kActivation_##act, p, n, teams, tokens, mamba2_##act##_##p##_##n##_##teams##_##tokens, \
-   mamba2_##act##_##p##_##n##_##teams##_##tokens##_plan},
+constexpr UpdateFamily kFamily_mamba2 = UpdateFamily::kMamba2;
+constexpr UpdateFamily kFamily_gdn = UpdateFamily::kGdn;
+
+#define RSSM_UPDATE(family, act, p, n, teams, tokens)                                              \
+  {kFamily_##family, kActivation_##act, p, n, tokens, family##_##act##_##p##_##n##_##teams##_##tokens, \
+   family##_##act##_##p##_##n##_##teams##_##tokens##_plan},
 const Entry kEntries[] = {
 #include "supported.inc"
 };
-#undef RSSM_MAMBA2
+#undef RSSM_UPDATE
 
 }  // namespace
 
-UpdateLauncher findMamba2Update(ActivationType act, const UpdateParams& p) {
+UpdateLauncher findUpdate(UpdateFamily family, ActivationType act, const UpdateParams& p) {
   const Entry* best = nullptr;
   int bestStages = 0;
   for (const Entry& entry : kEntries) {
-    if (entry.act != act || entry.headDim != p.headDim || entry.stateDim != p.stateDim) continue;
+    if (entry.family != family || entry.act != act) continue;
+    if (entry.headDim != p.headDim || entry.stateDim != p.stateDim) continue;
     if (entry.maxTokens < p.tokens) continue;
     int stages = entry.plan(p).stages;
     bool better = best == nullptr || entry.maxTokens < best->maxTokens ||
@@ -50,12 +55,12 @@ UpdateLauncher findMamba2Update(ActivationType act, const UpdateParams& p) {
 }
 
 const char* supportedUpdates() {
-#define RSSM_MAMBA2(act, p, n, teams, tokens) \
-  "mamba2 float32 state, " #act ", d_v " #p ", d_k " #n ", T <= " #tokens "\n"
+#define RSSM_UPDATE(family, act, p, n, teams, tokens) \
+  #family " float32 state, " #act ", d_v " #p ", d_k " #n ", T <= " #tokens "\n"
   return
 #include "supported.inc"
       ;
-#undef RSSM_MAMBA2
+#undef RSSM_UPDATE
 }
 
 }  // namespace replayssm

@@ -7,6 +7,7 @@
 
 namespace replayssm {
 
+enum class UpdateFamily : int32_t { kMamba2, kGdn };
 enum class ActivationType : int32_t { kBfloat16, kFloat16 };
 
 // How a problem maps to a launch. stages = 0: the kernel's shared memory cannot hold it.
@@ -21,7 +22,7 @@ struct UpdateLaunch {
 
 // The built kernel that serves the problem with the most items in flight, or null. Pure.
 using UpdateLauncher = cudaError_t (*)(const UpdateParams&, cudaStream_t);
-UpdateLauncher findMamba2Update(ActivationType act, const UpdateParams& p);
+UpdateLauncher findUpdate(UpdateFamily family, ActivationType act, const UpdateParams& p);
 
 // One line per built combination.
 const char* supportedUpdates();

@@ -1,4 +1,5 @@
-// The flush of one warp's 16 state rows (paper, Eq. 5): S <- exp(total) S + sum_j (dt_j exp(suffix_j) x_j) k_j^T.
+// The flush of one warp's 16 state rows (paper, Eq. 5): S <- exp(total) S + sum_j (w_j x_j) k_j^T,
+// with w_j = dt_j exp(suffix_j) and x_j the input (Mamba-2), or w_j = exp(suffix_j) / |k_j| and x_j the correction (GDN).
 //
 // The sum over records runs on tensor cores with exact operands: k is exact in tf32, the weighted x is split in two
 // tf32 parts (2^-23 of its value is lost). Decay and addition are one float32 fused multiply-add per element, so the
@@ -10,7 +11,7 @@
 namespace replayssm {
 
 // Adds records first..first+15 of `pending` to the slab, which is first multiplied by `decay`.
-template <class Traits>
+template <class Traits, class Value>
 __device__ __forceinline__ void foldRecords(float* slab, const char* keys, const char* values, const Decay& weights,
                                             float decay, int first, int pending, int lane) {
   using A = Activation<typename Traits::Act>;
@@ -19,7 +20,7 @@ __device__ __forceinline__ void foldRecords(float* slab, const char* keys, const
   for (int step = 0; step < 2; ++step) {
     const int tile = first + 8 * step, record = tile + lane % 4;
     float x[4];
-    valueFragment<Traits>(x, values, record, record + 4, pending, lane);
+    valueFragment<Traits, Value>(x, values, record, record + 4, pending, lane);
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
       float factor = weights.committed(tile, record + 4 * e);
@@ -75,12 +76,12 @@ __device__ __forceinline__ void foldRecords(float* slab, const char* keys, const
   }
 }
 
-template <class Traits>
+template <class Traits, class Value>
 __device__ __forceinline__ void fold(float* slab, const char* keys, const char* values, const Decay& weights,
                                      int pending, int lane) {
   float decay = expf(weights.total);
   for (int first = 0; first < pending; first += 16) {
-    foldRecords<Traits>(slab, keys, values, weights, decay, first, pending, lane);
+    foldRecords<Traits, Value>(slab, keys, values, weights, decay, first, pending, lane);
     decay = 1.0f;
   }
 }

@@ -1,11 +1,17 @@
-// The Mamba-2 update kernel: per team, one producer warp feeds consumer warps that never wait for each other.
+// The update kernel of both families: per team, one producer warp feeds consumer warps that never wait for each other.
 // Persistent: a CTA per multiprocessor, which streams its share of all heads. For large batches.
 #pragma once
 
-#include "consumer.cuh"
+#include <type_traits>
+
+#include "gdn.cuh"
+#include "mamba2.cuh"
 #include "producer.cuh"
 
 namespace replayssm {
+
+template <class Traits>
+using Consumer = std::conditional_t<Traits::kGdn, GdnConsumer<Traits>, Mamba2Consumer<Traits>>;
 
 // A team's consumer warp: takes the items in order and hands their stages back.
 template <class Traits>
@@ -34,15 +40,14 @@ struct ItemLoop {
       uint32_t keyParity = layout.keyBuffers == 1 ? item.chunk() & 1 : item.chunk() >> 1;
       const char* keys = share + layout.keyOffset(buffer);
       if (item.has(kZero)) {
-        float zero[Traits::kTokenTiles][4] = {};
-        consumer.writeOutput(item, zero);
+        consumer.writeZeros(item);
       } else {
         if (item.has(kFirst)) {
           barrierWait(barriers.keysFull(buffer), keyParity);
-          consumer.loadQueries(item, keys + layout.queryOffset);
+          consumer.loadVectors(item, keys);
           if (consumer.warp == 0 && item.has(kAppendKeys)) consumer.appendKeys(item, keys);
         }
-        float sum[Traits::kTokenTiles][4];
+        float sum[Traits::kTiles][4];
         consumer.readItemState(sum, stage);
         consumer.finishItem(sum, item, stage, keys);
       }
@@ -72,7 +77,7 @@ __device__ void initBarriers(const Barriers& barriers, const SharedLayout& layou
 
 template <class Traits>
 __global__ void __launch_bounds__(Traits::kThreads, 1)
-    mamba2UpdateKernel(const __grid_constant__ UpdateParams p, int workers) {
+    streamedUpdateKernel(const __grid_constant__ UpdateParams p, int workers) {
   extern __shared__ __align__(128) char shared[];
   constexpr int kTeamThreads = 32 * (Traits::kWarps + 1);
   const SharedLayout layout = sharedLayout<Traits>(p.window, p.tokens);
@@ -88,7 +93,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
     Producer<Traits>{p, layout, barriers, sharedAddress(share), share, lane, {}, {}}.run(
         team * gridDim.x + blockIdx.x, workers);
   } else {
-    Consumer<Traits> consumer{p, layout, warp, lane};
+    Consumer<Traits> consumer{{p, layout, warp, lane}};
     ItemLoop<Traits>{layout, barriers, lane}.run(consumer, share);
   }
 }

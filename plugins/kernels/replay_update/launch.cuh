@@ -47,16 +47,16 @@ cudaError_t launchKernel(Kernel kernel, dim3 grid, int threads, int sharedBytes,
 }
 
 template <class Traits>
-cudaError_t launchMamba2Update(const UpdateParams& problem, cudaStream_t stream) {
+cudaError_t launchUpdate(const UpdateParams& problem, cudaStream_t stream) {
   UpdateParams p = problem;
   UpdateLaunch launch = chooseLaunch<Traits>(p);
   p.pieceHeads = launch.pieceHeads;
   if (launch.direct) {
     dim3 grid(static_cast<unsigned>(p.heads), static_cast<unsigned>(p.rows));
-    return launchKernel(mamba2DirectKernel<Traits>, grid, 32 * Traits::kWarps, launch.sharedBytes,
+    return launchKernel(directUpdateKernel<Traits>, grid, 32 * Traits::kWarps, launch.sharedBytes,
                         p.programmaticLaunch, stream, p);
   }
-  return launchKernel(mamba2UpdateKernel<Traits>, dim3(static_cast<unsigned>(launch.grid)), Traits::kThreads,
+  return launchKernel(streamedUpdateKernel<Traits>, dim3(static_cast<unsigned>(launch.grid)), Traits::kThreads,
                       launch.sharedBytes, p.programmaticLaunch, stream, p, launch.workers);
 }
 

@@ -52,6 +52,14 @@ struct RecordLoader {
                                            : keys + (j - info.pending) * p.k.tokenStride;
       pieceLoad(target + j * Traits::kKeyPitch + piece * 16, source + piece * 8);
     }
+    if constexpr (Traits::kGdn) {
+      const float* factors = p.ringKeyFactor + info.slot * p.ringKeyFactorSlotStride +
+                             static_cast<int64_t>(group) * p.ringRows;
+#pragma unroll 1
+      for (int j = thread; j < info.pending; j += threads) {
+        wordLoad(target + layout.factorOffset + j * 4, factors + ringRow(info, j));
+      }
+    }
   }
 
   // Queries of this step, behind the keys; they do not depend on the cursors.
@@ -66,7 +74,7 @@ struct RecordLoader {
     }
   }
 
-  // Values, dt and the head's scalars of an item.
+  // Values, dt (log-decay) and the head's scalars of an item. GDN corrections are 16-bit like activations.
   __device__ void records(const RowInfo& info, int row, int head, uint32_t stage) const {
     constexpr int kPieces = Traits::kHeadDim / 8;
     int total = info.pending + info.tokens;
@@ -88,8 +96,13 @@ struct RecordLoader {
       int token = j - info.pending;
       wordLoad(stage + layout.dtOffset + j * 4, token < 0 ? ringDt + ringRow(info, j) : dt + token * p.dt.tokenStride);
     }
-    if (thread == 0) wordLoad(stage + layout.scalarOffset, p.a + head);
-    if (thread == 1 && p.skip != nullptr) wordLoad(stage + layout.scalarOffset + 4, p.skip + head);
+    if constexpr (Traits::kGdn) {
+      const float* beta = static_cast<const float*>(p.beta.data) + row * p.beta.rowStride + head * p.beta.headStride;
+      if (thread < info.tokens) wordLoad(stage + layout.scalarOffset + thread * 4, beta + thread * p.beta.tokenStride);
+    } else {
+      if (thread == 0) wordLoad(stage + layout.scalarOffset, p.a + head);
+      if (thread == 1 && p.skip != nullptr) wordLoad(stage + layout.scalarOffset + 4, p.skip + head);
+    }
   }
 };
 

@@ -31,7 +31,8 @@ struct UpdateParams {
 
   RowTensor value;  // act
   RowTensor k, q;   // act
-  RowTensor dt;     // float32 [B, T, H]
+  RowTensor dt;     // float32 [B, T, H]; Mamba-2 dt, GDN log-decay
+  RowTensor beta;   // float32 [B, T, H]; GDN
   const float* a;     // [H]
   const float* skip;  // [H] or null
   void* out;          // act [B, T, H, P]
@@ -39,12 +40,14 @@ struct UpdateParams {
 
   float* checkpoint;  // [S, H, P, N], all but the slot axis contiguous
   int64_t checkpointSlotStride;
-  void* ringValue;  // [S, H, C, P], likewise
+  void* ringValue;  // [S, H, C, P], likewise; Mamba-2 x in act, GDN u in float16
   int64_t ringValueSlotStride;
   void* ringKey;  // [S, G, C, N], likewise
   int64_t ringKeySlotStride;
-  float* ringDt;  // [S, H, C], likewise
+  float* ringDt;  // [S, H, C], likewise; Mamba-2 dt, GDN log-decay
   int64_t ringDtSlotStride;
+  float* ringKeyFactor;  // [S, G, C], likewise; GDN
+  int64_t ringKeyFactorSlotStride;
 };
 
 }  // namespace replayssm

@@ -17,15 +17,22 @@ constexpr int kMaxStages = 8;      // of a team
 constexpr int kSharedBudget = 232448 - 1024;  // bytes a CTA may take on sm_90, less what the system reserves
 constexpr int kBarrierBytes = 256;  // of a team
 
-template <class Act_, int kHeadDim_, int kStateDim_, int kTeams_, int kMaxTokens_>
+enum class Family { mamba2, gdn };  // spelt as in supported.inc
+
+template <Family kFamily_, class Act_, int kHeadDim_, int kStateDim_, int kTeams_, int kMaxTokens_>
 struct UpdateTraits {
+  static constexpr bool kGdn = kFamily_ == Family::gdn;
   using Act = Act_;
   static constexpr int kHeadDim = kHeadDim_;        // P
   static constexpr int kStateDim = kStateDim_;      // N
   static constexpr int kTeams = kTeams_;            // independent teams of a CTA
   static constexpr int kMaxTokens = kMaxTokens_;    // T the kernel is built for
-  static constexpr bool kSingle = kMaxTokens == 1;  // plain decoding: the state is read by float32 FMA
-  static constexpr int kTokenTiles = kMaxTokens > 8 ? 2 : 1;  // tiles of 8 tokens
+  static constexpr bool kSingle = !kGdn && kMaxTokens == 1;  // plain decoding: the state is read by float32 FMA
+  // The state is multiplied by vectors, in tiles of 8: a token's query, for GDN its key and its query side by side.
+  static constexpr int kVectorsPerToken = kGdn ? 2 : 1;
+  static constexpr int kTiles = (kMaxTokens * kVectorsPerToken + 7) / 8;
+  static constexpr int kTilePairs = (kTiles + 1) / 2;
+  static constexpr int kTokenSteps = (kMaxTokens + 7) / 8;  // this step's tokens as records, in tiles of 8
   static constexpr int kWarps = kHeadDim / kSlab;   // consumer warps of a team; its last warp is the producer
   static constexpr int kThreads = 32 * kTeams * (kWarps + 1);
   static constexpr int kBlocks = kStateDim / kBlock;
@@ -40,7 +47,7 @@ struct UpdateTraits {
   static_assert(kHeadDim % kSlab == 0, "a warp owns 16 whole state rows of one head");
   static_assert(kStateDim % kBlock == 0, "a lane reads 8 contiguous columns of a 32-column block");
   static_assert(kThreads <= 1024, "one CTA of at most 32 warps");
-  static_assert(kMaxTokens == 1 || kMaxTokens == 8 || kMaxTokens == 16, "tiles of 8 tokens, at most 16 a row");
+  static_assert(kMaxTokens >= 1 && kMaxTokens <= 16, "a header counts at most 16 tokens a row");
 };
 
 enum HeaderFlags : uint32_t {
@@ -76,7 +83,7 @@ static_assert(sizeof(ItemHeader) == 16, "one shared-memory access");
 struct SharedLayout {
   int32_t records;
   int32_t valueOffset, dtOffset, scalarOffset, headerOffset, stageBytes;
-  int32_t queryOffset, keyBufferBytes, keyBuffers, stages;
+  int32_t queryOffset, factorOffset, keyBufferBytes, keyBuffers, stages;
   int32_t teamBytes;
 
   constexpr __host__ __device__ int32_t keyOffset(int buffer) const { return kBarrierBytes + buffer * keyBufferBytes; }
@@ -93,10 +100,11 @@ constexpr __host__ __device__ SharedLayout sharedLayout(int window, int tokens) 
   s.valueOffset = Traits::kStateBytes;
   s.dtOffset = s.valueOffset + s.records * Traits::kValuePitch;
   s.scalarOffset = s.dtOffset + (s.records * 4 + 15) / 16 * 16;
-  s.headerOffset = s.scalarOffset + 16;
+  s.headerOffset = s.scalarOffset + (Traits::kGdn ? 64 : 16);  // beta of 16 tokens, or a and D
   s.stageBytes = (s.headerOffset + static_cast<int>(sizeof(ItemHeader)) + 127) / 128 * 128;
   s.queryOffset = s.records * Traits::kKeyPitch;
-  s.keyBufferBytes = ((s.records + tokens) * Traits::kKeyPitch + 127) / 128 * 128;
+  s.factorOffset = s.queryOffset + tokens * Traits::kKeyPitch;
+  s.keyBufferBytes = (s.factorOffset + (Traits::kGdn ? s.records * 4 : 0) + 127) / 128 * 128;
   const int share = kSharedBudget / Traits::kTeams / 128 * 128 - kBarrierBytes;
   const int stagesBesideTwo = (share - 2 * s.keyBufferBytes) / s.stageBytes;
   const int stagesBesideOne = (share - s.keyBufferBytes) / s.stageBytes;

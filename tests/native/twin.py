@@ -1,0 +1,176 @@
+"""A pool on the device and the float64 specification beside it, driven by the same steps and compared after each.
+
+Oracle: spec/replay.py (Mamba-2 exact; GDN with its float16 corrections). Outputs may differ by one rounding of the
+activation type plus the float32 arithmetic; checkpoints by 2e-6 of the head's largest value and fold; GDN corrections
+by one float16 step where the float32 value falls on the other side of a rounding border, plus that value's own error.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tests.native import harness
+from trtllm_replayssm.config import ReplayConfig
+from trtllm_replayssm.ops import _abi
+from trtllm_replayssm.shapes import SsmKind, SsmShape
+from trtllm_replayssm.spec import cursors as spec_cursors
+from trtllm_replayssm.spec.cursors import Cursors
+from trtllm_replayssm.spec.replay import Record, ReplayLayer, StepInputs
+
+CHECKPOINT_BOUND = 2e-6  # of the head's largest value: float32 fold; a TF32 or BF16 operand gives 4e-4 and more
+OUTPUT_BOUND = {"bfloat16": 2.0**-8, "float16": 2.0**-11}  # one rounding of the output
+HALF_STEP = 2.0**-10  # one step of a float16 correction, relative
+# A correction is a difference of numbers as large as the head's largest one; its float32 error is relative to those.
+# A BF16 or TF32 operand in place of the split state would be off by 2^-9 or 2^-11.
+CANCELLATION = 2.0**-17
+
+
+def torch_module() -> Any:
+    import torch
+
+    return torch
+
+
+class Twin:
+    """A pool on the device and the specification beside it, driven by the same steps."""
+
+    def __init__(self, library: _abi.Library, shape: SsmShape, config: ReplayConfig, act: str, slots: int) -> None:
+        torch = torch_module()
+        self.rng = np.random.default_rng(7)
+        self.shape, self.config, self.act = shape, config, act
+        self.dtype = getattr(torch, act)
+        self.pool = harness.Pool(shape, config, slots, self.dtype, library)
+        self.layers: dict[int, ReplayLayer] = {}
+        self.cursors: dict[int, Cursors] = {}
+        self.a = -self.rng.uniform(0.2, 16.0, shape.heads).astype(np.float32)
+        self.skip = self.rng.standard_normal(shape.heads).astype(np.float32)
+        self.gdn = shape.kind is SsmKind.GDN
+
+    def admit(self, slot: int, origin: int = 0) -> None:
+        state = self.rng.standard_normal((self.shape.heads, self.shape.head_dim, self.shape.state_dim))
+        layer = ReplayLayer(self.shape, self.config, layer=0, exact=not self.gdn)
+        layer.checkpoint = state.astype(np.float32).astype(np.float64)
+        self.layers[slot], self.cursors[slot] = layer, Cursors(origin=origin)
+        self.pool.admit(slot, state, origin)
+
+    def rounded(self, *size: int) -> Any:
+        torch = torch_module()
+        return torch.from_numpy(self.rng.standard_normal(size)).to(self.dtype)
+
+    def make_rows(self, slots: list[int], counts: list[int], tokens: int) -> dict[str, Any]:
+        torch = torch_module()
+        s, b = self.shape, len(slots)
+        rows = {
+            "value": self.rounded(b, tokens, s.heads, s.head_dim),
+            "k": self.rounded(b, tokens, s.groups, s.state_dim),
+            "q": self.rounded(b, tokens, s.groups, s.state_dim),
+        }
+        if self.gdn:
+            log_decay = -np.exp(self.rng.uniform(-6, 1, (b, tokens, s.heads)))
+            rows["log_decay"] = torch.from_numpy(log_decay.astype(np.float32))
+            rows["beta"] = torch.from_numpy(self.rng.uniform(0, 1, (b, tokens, s.heads)).astype(np.float32))
+        else:
+            rows["dt"] = torch.from_numpy(np.exp(self.rng.uniform(-7, -1, (b, tokens, s.heads))).astype(np.float32))
+        for tensor in rows.values():
+            for row, (slot, count) in enumerate(zip(slots, counts, strict=True)):
+                tensor[row, count if slot >= 0 else 0 :] = float("nan")
+        # Row indices as a strided view: a kernel that assumes stride 1 reads the wrong slots.
+        indices = torch.full((b, 3), 123456, dtype=torch.int32)
+        indices[:, 0], indices[:, 1] = torch.tensor(slots), torch.tensor(counts)
+        device = {name: tensor.cuda() for name, tensor in rows.items()}
+        on_device = indices.cuda()
+        device |= {"slot": on_device[:, 0], "num_tokens": on_device[:, 1]}
+        if not self.gdn:
+            device |= {"a": torch.from_numpy(self.a).cuda(), "skip": torch.from_numpy(self.skip).cuda()}
+        return device
+
+    def step(self, slots: list[int], counts: list[int], accepted: list[int], tokens: int) -> None:
+        """One update and commit of these rows on both sides, compared."""
+        torch = torch_module()
+        rows = self.make_rows(slots, counts, tokens)
+        size = (len(slots), tokens, self.shape.heads, self.shape.head_dim)
+        out = torch.full(size, float("nan"), dtype=self.dtype, device="cuda")
+        before = {n: t.clone() for n, t in self.pool.tensors.items()}
+        self.pool.update(rows, out)
+        torch.cuda.synchronize()
+        host = {n: t.double().cpu().numpy() for n, t in rows.items()}
+        for row, (slot, count) in enumerate(zip(slots, counts, strict=True)):
+            got = out[row].double().cpu().numpy()
+            live = count if slot >= 0 else 0
+            assert (got[live:] == 0).all(), "tokens beyond num_tokens are zero"
+            if live:
+                self.check_output(got[:live], self.expected(host, row, slot, live))
+        self.check_untouched(before, slots, counts)
+        taken = torch.tensor(accepted, dtype=torch.int32, device="cuda")
+        self.pool.commit(rows["slot"], rows["num_tokens"], taken)
+        for slot, count, accept in zip(slots, counts, accepted, strict=True):
+            if slot >= 0:
+                spec_cursors.commit(self.config, self.cursors[slot], count, accept)
+        self.check_state()
+
+    def expected(self, host: dict[str, Any], row: int, slot: int, count: int) -> Any:
+        x = host["value"][row, :count]
+        k, q = host["k"][row, :count], host["q"][row, :count]
+        if self.gdn:
+            inputs = StepInputs(
+                k=k, q=q, value=x, log_decay=host["log_decay"][row, :count], beta=host["beta"][row, :count]
+            )
+            return self.layers[slot].step(self.cursors[slot], inputs)
+        dt = host["dt"][row, :count]
+        log_decay = (dt.astype(np.float32) * self.a).astype(np.float64)
+        inputs = StepInputs(k=k, q=q, value=x, log_decay=log_decay, dt=dt)
+        return self.layers[slot].step(self.cursors[slot], inputs) + self.skip[:, None] * x
+
+    def check_output(self, got: Any, expected: Any) -> None:
+        bound = OUTPUT_BOUND[self.act] * np.abs(expected) + 1e-5 * np.abs(expected).max(axis=-1, keepdims=True) + 1e-5
+        worst = np.unravel_index(np.argmax(np.abs(got - expected) / bound), got.shape)
+        assert np.isfinite(got).all(), "no poison in an output"
+        assert (np.abs(got - expected) <= bound).all(), (worst, got[worst], expected[worst])
+
+    def check_untouched(self, before: dict[str, Any], slots: list[int], counts: list[int]) -> None:
+        """Slots outside the batch, padding rows and rows without tokens keep every bit."""
+        torch = torch_module()
+        live = {slot for slot, count in zip(slots, counts, strict=True) if slot >= 0 and count > 0}
+        idle = [slot for slot in range(self.pool.slots) if slot not in live]
+        for name, tensor in self.pool.tensors.items():
+            bits = torch.int16 if tensor.element_size() == 2 else torch.int32
+            assert torch.equal(tensor[idle].view(bits), before[name][idle].view(bits)), name
+
+    def check_state(self) -> None:
+        """Checkpoint, cursors and committed records of every admitted slot."""
+        for slot, layer in self.layers.items():
+            cursors = self.cursors[slot]
+            for name, value in (("origin", cursors.origin), ("h", cursors.h), ("position", cursors.position)):
+                assert int(self.pool.tensors[name][slot]) == value, (name, slot)
+            got = self.pool.tensors["checkpoint"][slot].double().cpu().numpy()
+            scale = np.abs(layer.checkpoint).max(axis=(1, 2))
+            error = np.abs(got - layer.checkpoint).max(axis=(1, 2))
+            assert (error <= CHECKPOINT_BOUND * min(self.flushes(slot), 5) * scale).all(), (slot, (error / scale).max())
+            for j in range(cursors.h):
+                r = cursors.row(self.config, j)
+                record = layer.ring[r]
+                assert record is not None
+                self.check_record({n: self.ring(n, slot, r) for n in self.pool.tensors if n.startswith("ring")}, record)
+
+    def ring(self, name: str, slot: int, row: int) -> Any:
+        return self.pool.tensors[name][slot, :, row].double().cpu().numpy()
+
+    def check_record(self, got: dict[str, Any], record: Record) -> None:
+        assert (got["ring_k"] == record.key).all()
+        if not self.gdn:
+            assert (got["ring_value"] == record.value).all()
+            assert (got["ring_dt"] == record.weight).all()
+            return
+        assert (got["ring_dt"] == record.log_decay).all()
+        assert (np.abs(got["ring_key_factor"] - record.key_factor) <= 3e-7 * record.key_factor).all()
+        error = np.abs(got["ring_value"] - record.value)
+        largest = np.abs(record.value).max(axis=-1, keepdims=True)
+        assert (error <= HALF_STEP * np.abs(record.value) + CANCELLATION * largest).all(), error.max()
+        record.value = got["ring_value"]  # go on from the same corrections: what is compared is each step
+        record.key_factor = got["ring_key_factor"]
+
+    def flushes(self, slot: int) -> int:
+        """At least how many folds the checkpoint may have seen."""
+        return 1 + self.cursors[slot].position // self.config.window
