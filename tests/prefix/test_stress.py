@@ -1,0 +1,152 @@
+"""Random traffic over shared prefixes and a small budget: whatever is kept, dropped, moved out, cancelled or written to
+a file, every request gets its solo answer, and the cache stays within its bytes.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from random import Random
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.prefix.torch_engines import WITH_HEAD, TorchBench, prompt
+from tests.runtime.fake_session import STATE_BYTES, hash_model
+from tests.runtime.harness import DRAFTERS, VOCAB, Bench, bench, noisy
+from tests.session.sessions import FAMILIES
+from trtllm_replayssm.runtime.prefix.settings import PrefixConfig
+
+MODEL = hash_model(VOCAB, sharpness=2.0)
+HEAD = noisy(MODEL, hash_model(VOCAB, salt=9), every=3)
+# A token drawn with sampled drafts depends on where the drafts began: only one-hot drafts promise the solo text.
+KINDS = tuple(kind for kind in DRAFTERS if kind != "mtp-sampled")
+TREE = [[1] * 9, [1] * 6 + [2] * 11, [1] * 6 + [2] * 7 + [3] * 5, [4] * 13, [1] * 24]
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One request: a path of the tree of prompts and a tail of its own."""
+
+    base: int
+    keep: int
+    tail: tuple[int, ...]
+    max_tokens: int
+    seed: int
+    n: int
+    priority: float
+
+    @property
+    def prompt(self) -> list[int]:
+        return [*TREE[self.base][: self.keep], *self.tail]
+
+    def settings(self) -> dict[str, object]:
+        sampled = {} if self.seed == 0 else {"temperature": 0.8, "top_k": 6}
+        return {"max_tokens": self.max_tokens, "seed": self.seed, "n": self.n, "frequency_penalty": 0.2, **sampled}
+
+
+@cache
+def solo(ask: Ask) -> list[tuple[list[int], str | None]]:
+    machine = bench(model=MODEL, slots=3, max_seq_len=48)
+    number = machine.add(ask.prompt, **ask.settings())
+    return [(o.token_ids, o.finish_reason) for o in machine.run()[number].outputs]
+
+
+asks = st.builds(
+    Ask, base=st.integers(0, len(TREE) - 1), keep=st.integers(0, 24),
+    tail=st.lists(st.integers(1, 3), min_size=1, max_size=4).map(tuple), max_tokens=st.integers(1, 12),
+    seed=st.integers(0, 2), n=st.sampled_from([1, 1, 1, 2, 3]), priority=st.sampled_from([0.2, 0.5, 0.5, 0.9]),
+)  # fmt: skip
+events = st.lists(
+    st.one_of(asks, asks, *[st.just("step")] * 3, st.tuples(st.sampled_from(["cancel", "preempt", "file"]),
+                                                          st.integers(0, 9))),
+    max_size=50,
+)  # fmt: skip
+
+
+def disturb(machine: Bench, what: str, number: int, folder: Path) -> tuple[int | None, bool]:
+    """Cancel, preempt or move a request through a file -> (its new number, None when it is not here; cancelled)."""
+    if number not in machine.engine._requests:
+        return None, False
+    if what == "preempt":
+        machine.engine.preempt(number)
+    elif what == "cancel":
+        machine.engine.cancel(number)
+        return number, True
+    else:
+        machine.engine.export_request(number, folder / "request")
+        machine.engine.cancel(number)
+        number = machine.engine.import_request(folder / "request")
+    return number, False
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(events, st.sampled_from(KINDS), st.integers(1, 6), st.integers(1, 9), st.booleans(), st.integers(1, 6))
+def test_every_request_over_shared_prefixes_gets_its_solo_answer(
+    traffic: list[object], kind: str, block: int, chunk: int, outputs: bool, states: int
+) -> None:
+    budget = states * STATE_BYTES + 400
+    machine = bench(
+        kind, model=MODEL, head_model=HEAD, slots=3, max_seq_len=48, chunk=chunk, window=4, draft_len=2,
+        prefix=PrefixConfig(block=block, budget=budget, outputs=outputs, history=20),
+    )  # fmt: skip
+    asked: dict[int, Ask] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for event in traffic:
+            if isinstance(event, Ask):
+                asked[machine.add(event.prompt, priority=event.priority, **event.settings())] = event
+            elif event == "step":
+                machine.step()
+            elif asked:
+                what, which = event  # type: ignore[misc]
+                old = list(asked)[which % len(asked)]
+                new, gone = disturb(machine, what, old, Path(folder))
+                if new is not None:
+                    ask = asked.pop(old)
+                    if not gone:
+                        asked[new] = ask
+            machine.engine.check_integrity()
+            assert machine.engine.stats.prefix.bytes <= budget
+    machine.run()
+    assert machine.session.free_slots == 3 and not machine.engine.prefix._keys  # type: ignore[union-attr]
+    assert asked.keys() <= machine.done.keys()
+    for number, ask in asked.items():
+        assert [(o.token_ids, o.finish_reason) for o in machine.done[number].outputs] == solo(ask)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*FAMILIES, WITH_HEAD])
+def test_random_traffic_over_whole_models_gets_the_solo_text(name: str) -> None:
+    """Greedy, float32: the solo token wherever the solo run's first two candidates are apart by more than its noise."""
+    random = Random(3)
+    kind = "mtp" if name == WITH_HEAD else "ngram"
+    prompts = [[*prompt(name, 16 * random.randint(1, 4), start), *prompt(name, random.randint(1, 7), 90 + i)]
+               for i, start in enumerate(random.choices([0, 0, 0, 40, 77], k=24))]  # fmt: skip
+    sizing = TorchBench(name, kind, block=16)
+    sizing.one(prompts[0], max_tokens=1)
+    budget = 5 * max(e.size for e in sizing.entries)
+    machine = TorchBench(name, kind, block=16, slots=3, budget=budget, chunk=32)
+    numbers = []
+    for ids in prompts:
+        numbers.append(machine.add(ids, priority=random.choice([0.2, 0.5, 0.8]), max_tokens=10, end_id=-1))
+        for _ in range(random.randint(0, 6)):
+            machine.step()
+            assert machine.engine.stats.prefix.bytes <= budget
+        if random.random() < 0.3:
+            machine.engine.preempt(random.choice(numbers))
+    machine.run()
+    stats = machine.engine.stats
+    assert stats.prefix.hits > 5 and stats.prefix.evictions > 3 and stats.preemptions > 3
+    compared = 0
+    for number, ids in zip(numbers, prompts, strict=True):
+        alone = TorchBench(name).one(ids, max_tokens=10, end_id=-1, logprobs=2)
+        for i, token in enumerate(machine.done[number].outputs[0].token_ids):
+            best, second = sorted((e.logprob for e in alone.logprobs[i].values()), reverse=True)[:2]  # type: ignore[index]
+            if best - second < 0.02:  # GDN corrections that round the other way move logits by this much
+                break
+            assert token == alone.token_ids[i]
+            compared += 1
+    assert compared > 100

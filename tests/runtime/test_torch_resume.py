@@ -1,0 +1,105 @@
+"""Whole models: moved to host memory or through a file, a request's tokens and its slot's bytes stay the same (B17)."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.prefix.torch_engines import FORMATS, SAMPLED, WITH_HEAD, TorchBench, prompt
+from tests.session.sessions import FAMILIES
+
+WINDOW = 8
+CASES = [
+    *((name, kind) for name in FAMILIES for kind in ("plain", "ngram")),
+    (WITH_HEAD, "mtp"),
+    (WITH_HEAD, "mtp-sampled"),
+]
+SETTINGS = {**SAMPLED, "max_tokens": 12}
+PROMPT_STEPS = 3  # 20 tokens in chunks of 8
+
+
+def begin(name: str, kind: str, formats: str) -> tuple[TorchBench, int]:
+    bench = TorchBench(name, kind, formats=formats, chunk=8)
+    return bench, bench.add(prompt(name, 20), **SETTINGS)
+
+
+@cache
+def uninterrupted(name: str, kind: str, formats: str) -> tuple[list[int], list[str], list[int]]:
+    """Tokens; the slot's hash after each step; the records pending then.
+
+    Without the last steps, for which nothing is drafted: the head's own keys and values are then free memory.
+    """
+    bench, number = begin(name, kind, formats)
+    hashes, pending = [], []
+    while bench.engine.has_work:
+        bench.step()
+        if drafts_follow(bench):
+            hashes.append(bench.session.pools.slot_hash(0))
+            pending.append(bench.session.cursors(0).h)
+    assert kind == "plain" or bench.engine.stats.drafted_tokens > 0
+    return bench.done[number].outputs[0].token_ids, hashes, pending
+
+
+def drafts_follow(bench: TorchBench) -> bool:
+    return any(choice.output.room > 1 for choice in bench.engine._scheduler.resident)
+
+
+def places(pending: list[int]) -> list[int]:
+    """Steps to break after: between two chunks, and the first with h = 0, 1, L - 1 and anything else."""
+    found = {h: PROMPT_STEPS + 1 + i for i, h in reversed(list(enumerate(pending[PROMPT_STEPS - 1 :], -1)))}
+    return [1, *(found[h] for h in (0, 1, WINDOW - 1) if h in found), max(found.values())]
+
+
+@pytest.mark.parametrize(("name", "kind"), CASES)
+@pytest.mark.parametrize("formats", FORMATS)
+def test_b17_preempted_or_through_a_file_the_slot_and_the_tokens_are_the_same(
+    name: str, kind: str, formats: str, tmp_path: Path
+) -> None:
+    """At h = 0, 1, L - 1, between chunks, with drafts at hand; into another slot, seed and roundings included."""
+    tokens, hashes, pending = uninterrupted(name, kind, formats)
+    steps = places(pending)
+    assert kind != "plain" or {0, 1, WINDOW - 1} <= {pending[s - 1] for s in steps}
+    for when in steps:
+        for way in ("preempt", "file"):
+            bench, number = begin(name, kind, formats)
+            for _ in range(when):
+                bench.step()
+            choice = bench.engine._scheduler.resident[0]
+            drafted = choice.draft
+            if way == "file":
+                bench.engine.export_request(number, tmp_path / "request")
+                bench, _ = begin(name, kind, formats)
+                bench.engine.cancel(0)
+                number = bench.engine.import_request(tmp_path / "request")
+                assert bench.engine._requests[number].choices[0].draft.tokens == drafted.tokens
+            else:
+                bench.engine.preempt(number)
+            bench.session.allocate(99)  # takes slot 0
+            found = []
+            while bench.engine.has_work:
+                bench.step()
+                if drafts_follow(bench):
+                    assert bench.engine._scheduler.resident[0].slot == 1
+                    found.append(bench.session.pools.slot_hash(1))
+            assert bench.done[number].outputs[0].token_ids == tokens
+            assert found == hashes[when:]
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, WITH_HEAD])
+def test_i18_forks_are_moved_one_by_one_and_all_end_as_alone(name: str) -> None:
+    """I18: n = 2 with a seed, distinct and reproducible, also when a higher priority takes one of their slots."""
+    kind = "mtp" if name == WITH_HEAD else "ngram"
+    settings = {**SETTINGS, "n": 2}
+    plain = TorchBench(name, kind, block=16)
+    number = plain.add(prompt(name, 20), **settings)
+    want = [o.token_ids for o in plain.run()[number].outputs]
+    bench = TorchBench(name, kind, block=16)
+    group = bench.add(prompt(name, 20), priority=0.2, **settings)
+    for _ in range(4):
+        bench.step()
+    bench.add(prompt(name, 9, 3), priority=0.8, max_tokens=4, end_id=-1)
+    bench.run()
+    assert bench.engine.stats.preemptions == 1
+    assert [o.token_ids for o in bench.done[group].outputs] == want and want[0] != want[1]
