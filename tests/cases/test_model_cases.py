@@ -78,7 +78,7 @@ def test_d12_a_norm_group_is_the_same_whole_or_split_over_ranks(shards: int) -> 
         )
     ]
     torch.testing.assert_close(torch.cat(parts, -1), whole, rtol=1e-6, atol=0)
-    wide = [t.double().numpy() for t in (x, gate, weight)]
+    wide = x.double().numpy(), gate.double().numpy(), weight.double().numpy()
     want = layers.gated_rms_norm(*wide, 1e-5, groups=8, gate_first=True)
     assert np.abs(whole.numpy() - want).max() <= 8 * FLOAT32_STEP * np.abs(want).max()
     assert (
@@ -90,7 +90,7 @@ def test_d12_the_gdn_norm_shares_its_weight_over_heads_and_gates_after_it() -> N
     g = torch.Generator().manual_seed(1)
     x, gate, weight = (torch.randn(*s, generator=g) for s in ((2, 3, 64), (2, 3, 64), (16,)))
     got = norm(x, gate, weight, 4, gate_first=False).numpy()
-    wide = [t.double().numpy() for t in (x, gate, weight)]
+    wide = x.double().numpy(), gate.double().numpy(), weight.double().numpy()
     want = layers.gated_rms_norm(*wide, 1e-5, groups=4, gate_first=False)
     assert np.abs(got - want).max() <= 8 * FLOAT32_STEP * np.abs(want).max()
 

@@ -8,6 +8,7 @@ zero rather than left over; the same on whole models (free slots, dead records, 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,16 +28,16 @@ from trtllm_replayssm.runtime.session.base import DecodeRow, PrefillChunk
 from trtllm_replayssm.runtime.session.torch_session import TorchSession
 from trtllm_replayssm.shapes import SsmKind
 
-POOLS = [{}, {"recurrence": StateFormat.FP8, "read": StateFormat.NVFP4}]
+POOLS: list[dict[str, Any]] = [{}, {"recurrence": StateFormat.FP8, "read": StateFormat.NVFP4}]
 INF = float("inf")
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("pool", POOLS, ids=["float32", "two-precisions"])
 @pytest.mark.parametrize("garbage", [NAN, INF, -INF, 1e30])
-def test_a02_dead_records_never_reach_a_result(kind: SsmKind, pool: dict[str, StateFormat], garbage: float) -> None:
+def test_a02_dead_records_never_reach_a_result(kind: SsmKind, pool: dict[str, Any], garbage: float) -> None:
     """A02: NaN, infinities or huge values beyond h and in the rejected tail, T = 1..6; the bits of zeros there."""
-    config = ReplayConfig(window=7, max_step_tokens=6, **pool)  # type: ignore[arg-type]
+    config = ReplayConfig(window=7, max_step_tokens=6, **pool)
     dirty, clean = (Layer(ssm_shape(kind), config, poisoned=False) for _ in range(2))
     for step in range(18):
         width = step % 6 + 1
@@ -136,7 +137,7 @@ def run(session: TorchSession, ids: list[int]) -> list[np.ndarray]:
     ids=["float32", "two", "conventional"],
 )
 def test_whole_models_give_the_same_bits_with_everything_dead_poisoned(
-    name: str, pool: dict[str, StateFormat], conventional: bool
+    name: str, pool: dict[str, Any], conventional: bool
 ) -> None:
     """Free slots and registers, dead records, taps, snapshots and KV, and the rows of padded tokens."""
     poisoned = open_session(name, window=5, conventional=conventional, **pool)

@@ -5,6 +5,8 @@ No prefix cache is involved: where a report tells of a prefix hit, a snapshot is
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -25,7 +27,7 @@ from trtllm_replayssm.dtypes import StateFormat
 from trtllm_replayssm.runtime.session.base import DecodeRow, PrefillChunk
 from trtllm_replayssm.runtime.session.torch_session import TorchSession
 
-POOLS = [{}, {"recurrence": StateFormat.FP8, "read": StateFormat.NVFP4}]
+POOLS: list[dict[str, Any]] = [{}, {"recurrence": StateFormat.FP8, "read": StateFormat.NVFP4}]
 NAMES = ("nemotron-moe", "qwen-dense")
 
 
@@ -35,7 +37,7 @@ def same_bytes(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
 
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("pool", POOLS, ids=["float32", "two-precisions"])
-def test_a01_b01_the_next_tenant_of_a_slot_sees_nothing_of_the_last(name: str, pool: dict[str, StateFormat]) -> None:
+def test_a01_b01_the_next_tenant_of_a_slot_sees_nothing_of_the_last(name: str, pool: dict[str, Any]) -> None:
     """A01, B01: A leaves at h, origin and position != 0, once with NaN states; B equals a fresh session bit for bit."""
     canary, other = reference(name)[2]["input_ids"], reference(name)[1]["input_ids"]
     fresh = open_session(name, window=5, **pool)
@@ -73,7 +75,7 @@ def preempt(session: TorchSession, slot: int) -> int:
 @pytest.mark.parametrize("pool", POOLS, ids=["float32", "two-precisions"])
 @pytest.mark.parametrize("pending", [0, 1, 4])
 def test_b17_a_preempted_sequence_goes_on_bit_for_bit_in_another_slot(
-    name: str, pool: dict[str, StateFormat], pending: int
+    name: str, pool: dict[str, Any], pending: int
 ) -> None:
     """B17: preempted at h = 0, 1 and L - 1 (L = 5); verify steps follow; equal to the uninterrupted run, seed included.
 

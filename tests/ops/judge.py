@@ -8,6 +8,7 @@ float32 (oracle O3) set the bound.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +20,7 @@ from trtllm_replayssm.shapes import SsmKind, SsmShape
 from trtllm_replayssm.spec.replay import Record, decay_sums, read_out, replay
 from trtllm_replayssm.spec.ssm import l2_norm_factor, to_heads
 
-Array = NDArray[np.floating]
+Array = NDArray[Any]
 
 
 @dataclass
@@ -51,7 +52,7 @@ def records_of(layer: Layer, slot: int, start: int, stop: int, dtype: type) -> l
         key, decay, value = load(state.ring_key), load(state.ring_decay), load(state.ring_value)
         assert key is not None and decay is not None and value is not None
         if layer.shape.kind is SsmKind.MAMBA2:
-            rate = layer.a.double().numpy().astype(dtype)
+            rate: Array = layer.a.double().numpy().astype(dtype)
             found.append(Record(key, np.ones(layer.shape.groups, dtype), decay * rate, value, weight=decay))
         else:
             factor = load(state.ring_key_factor)
@@ -66,7 +67,7 @@ def situation(layer: Layer, slot: int, count: int, dtype: type) -> Situation:
     flush = h + count > layer.config.window
     index = torch.tensor([slot])
     read = layer.state.checkpoint if flush or layer.state.read_copy is None else layer.state.read_copy
-    source = read.load(index)[0].double().numpy().astype(dtype)
+    source: Array = read.load(index)[0].double().numpy().astype(dtype)
     rederive = flush and layer.shape.kind is SsmKind.GDN and layer.config.rederives
     return Situation(source, records_of(layer, slot, 0, h, dtype), rederive)
 

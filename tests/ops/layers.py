@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -38,10 +38,10 @@ class Tokens:
     decay: Tensor
     beta: Tensor | None
 
-    def map(self, function) -> Tokens:  # type: ignore[no-untyped-def]
+    def map(self, function: Callable[[Tensor], Tensor]) -> Tokens:
         """The function on every tensor."""
-        parts = [getattr(self, f.name) for f in fields(self)]
-        return Tokens(*[None if t is None else function(t) for t in parts])
+        beta = None if self.beta is None else function(self.beta)
+        return Tokens(function(self.k), function(self.q), function(self.value), function(self.decay), beta)
 
     def span(self, start: int, stop: int) -> Tokens:
         return self.map(lambda t: t[:, start:stop].contiguous())

@@ -61,8 +61,7 @@ def test_a_rolled_back_step_continues_from_the_last_accepted_token(kind: SsmKind
         tokens, others = random_tokens(shape, 1, 12), random_tokens(shape, 1, 4, seed=9)
         want, states = recurrence(shape, layer, tokens)
         layer.step(tokens.span(0, 3), [2])
-        drafts = [t.clone() for t in (others.k, others.q, others.value, others.decay)]
-        mixed = Tokens(*drafts, None if others.beta is None else others.beta.clone())
+        mixed = others.map(torch.clone)
         for target, source in zip(vars(mixed).values(), vars(tokens).values(), strict=True):
             if target is not None:
                 target[:, :kept] = source[:, 3 : 3 + kept]

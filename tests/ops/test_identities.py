@@ -84,8 +84,10 @@ def test_any_split_across_flushes_stays_within_float32(kind: SsmKind) -> None:
 
 def joined(first: Tokens, second: Tokens) -> Tokens:
     beta = None if first.beta is None or second.beta is None else torch.cat([first.beta, second.beta], 1)
-    names = ("k", "q", "value", "decay")
-    return Tokens(*[torch.cat([getattr(first, n), getattr(second, n)], 1) for n in names], beta)
+    return Tokens(
+        torch.cat([first.k, second.k], 1), torch.cat([first.q, second.q], 1), torch.cat([first.value, second.value], 1),
+        torch.cat([first.decay, second.decay], 1), beta,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -173,5 +175,6 @@ def test_two_runs_are_bit_identical(kind: SsmKind) -> None:
     config = ReplayConfig(window=4, max_step_tokens=3, recurrence=FP8, read=NVFP4)
     first, second = Layer(ssm_shape(kind), config), Layer(ssm_shape(kind), config)
     assert torch.equal(first.run(tokens, [3] * 8), second.run(tokens, [3] * 8))
-    first.poison(), second.poison()
+    first.poison()
+    second.poison()
     assert same(first.everything(0), second.everything(0))

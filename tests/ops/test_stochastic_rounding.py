@@ -75,7 +75,7 @@ def test_c15_draws_differ_by_request_layer_and_position_and_never_by_slot(fmt: S
     free = (state > low) & (state < high)
 
     def bits(**key: int) -> torch.Tensor:
-        return (stored(state, fmt, **key)[free] > (low + high) / 2).double()  # type: ignore[arg-type]
+        return (stored(state, fmt, **key)[free] > (low + high) / 2).double()
 
     base = bits(seed=1, layer=2, position=3)
     assert torch.equal(bits(seed=1, layer=2, position=3, slot=4), base)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -94,7 +95,10 @@ def test_a_full_pool_refuses_and_stays_whole() -> None:
     slot, _ = pools.acquire(1), pools.acquire(2)
     scribble(pools, slot)
     snapshot, before = pools.save(slot), [contents(pools, s) for s in (0, 1)]
-    for call in (lambda: pools.acquire(3), lambda: pools.fork(slot, 3), lambda: pools.restore(snapshot)):
+    calls: list[Callable[[], int]] = [
+        lambda: pools.acquire(3), lambda: pools.fork(slot, 3), lambda: pools.restore(snapshot),
+    ]  # fmt: skip
+    for call in calls:
         with pytest.raises(CapacityError, match="all 2 in use"):
             call()
     for old, s in zip(before, (0, 1), strict=True):

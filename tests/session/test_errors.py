@@ -119,7 +119,10 @@ def test_a_full_session_refuses_and_stays_whole() -> None:
     slot, _ = start(session, ids[:9])
     session.allocate(3)
     snapshot, before = session.save(slot), hashes(session)
-    for call in (lambda: session.allocate(1), lambda: session.fork(slot, 1), lambda: session.restore(snapshot)):
+    calls: list[Callable[[], int]] = [
+        lambda: session.allocate(1), lambda: session.fork(slot, 1), lambda: session.restore(snapshot),
+    ]  # fmt: skip
+    for call in calls:
         with pytest.raises(CapacityError, match="all 2 in use"):
             call()
     assert hashes(session) == before and session.free_slots == 0
@@ -140,7 +143,10 @@ def test_drafting_calls_out_of_turn_are_refused() -> None:
     with pytest.raises(ContractError, match="one per drafting row"):
         session.mtp_next([1, 2])
     session.decode([DecodeRow(slot, [5, 6])])
-    for call in (lambda: session.mtp_begin([MtpRow(slot, [200, 300, 5])]), lambda: session.mtp_next([6])):
+    late: list[Callable[[], object]] = [
+        lambda: session.mtp_begin([MtpRow(slot, [200, 300, 5])]), lambda: session.mtp_next([6]),
+    ]  # fmt: skip
+    for call in late:
         with pytest.raises(ContractError, match="commit"):
             call()
     session.commit([0])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -67,7 +69,8 @@ def test_i10_prompt_lengths_around_the_scan_chunk(name: str, length: int) -> Non
 def test_a_chunk_after_decoded_tokens_folds_them_first(name: str, decoded: int) -> None:
     """A second turn: pending records, a wrapped ring, then more prompt; equal to one prompt of all of it."""
     ids = sequence(name)
-    for formats in ({}, {"read": StateFormat.NVFP4}):
+    pools: list[dict[str, Any]] = [{}, {"read": StateFormat.NVFP4}]
+    for formats in pools:
         session, plain = open_session(name, **formats), open_session(name, **formats)
         slot, _ = start(session, ids[:20])
         force(session, slot, ids[20 : 20 + decoded])
@@ -89,7 +92,7 @@ def test_a_chunk_after_decoded_tokens_folds_them_first(name: str, decoded: int) 
 def test_only_the_last_chunk_rounds(name: str) -> None:
     """FP8 to nearest: forty one-token chunks end where one chunk of forty does, up to float32; no rounding between."""
     ids = sequence(name)
-    formats = {"recurrence": StateFormat.FP8, "recurrence_rounding": Rounding.NEAREST}
+    formats: dict[str, Any] = {"recurrence": StateFormat.FP8, "recurrence_rounding": Rounding.NEAREST}
     whole, parts = open_session(name, **formats), open_session(name, **formats)
     slot, _ = start(whole, ids[:40])
     other, _ = in_chunks(parts, ids[:40], 1)
