@@ -9,8 +9,10 @@
 
 namespace replayssm {
 
-// Up to this many heads a multiprocessor, starting a CTA for each is quicker than filling a pipeline.
-constexpr int kDirectHeads = 32;
+// Up to this much state a multiprocessor, starting a CTA for each head is quicker than filling a pipeline.
+constexpr int64_t kDirectBytes = 256 << 10;
+// Work is dealt in pieces of two heads while they are small; the last piece of the slowest team is the launch's tail.
+constexpr int kPairBytes = 48 << 10;
 constexpr int kMaxGridRows = 65535;
 
 template <class Traits>
@@ -20,10 +22,11 @@ UpdateLaunch chooseLaunch(const UpdateParams& p) {
   int64_t items = static_cast<int64_t>(p.rows) * p.heads;
   int64_t teams = static_cast<int64_t>(p.multiprocessors) * Traits::kTeams;
   launch.stages = layout.stages * Traits::kTeams;
-  launch.direct = items <= static_cast<int64_t>(p.multiprocessors) * kDirectHeads && p.rows <= kMaxGridRows;
+  launch.direct = items * Traits::kStateBytes <= p.multiprocessors * kDirectBytes && p.rows <= kMaxGridRows;
   launch.workers = static_cast<int>(items < teams ? items : teams);
   launch.grid = static_cast<int>(items < p.multiprocessors ? items : p.multiprocessors);
-  launch.pieceHeads = p.headsPerGroup % 2 == 0 && items >= 8 * teams ? 2 : 1;
+  const bool pairs = p.headsPerGroup % 2 == 0 && items >= 8 * teams && Traits::kStateBytes <= kPairBytes;
+  launch.pieceHeads = pairs ? 2 : 1;
   launch.sharedBytes = launch.direct ? layout.keyBufferBytes + layout.stageBytes : layout.teamBytes * Traits::kTeams;
   return launch;
 }
