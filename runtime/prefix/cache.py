@@ -81,6 +81,12 @@ class PrefixCache:
         self._entries: dict[Key, Entry] = {}
         self._tails: dict[Key, Counter[int]] = {}  # by base: lengths of the entries that end inside the next block
         self._clock = 0.0
+        self._largest = 0  # bytes of the largest snapshot so far
+
+    @property
+    def has_room(self) -> bool:
+        """Whether one more snapshot like the others fits without dropping any."""
+        return self.stats.bytes + self._largest <= self.config.budget
 
     def keys(self, tokens: tuple[int, ...] | list[int]) -> BlockKeys:
         """Keys of a sequence under this cache's root."""
@@ -112,6 +118,7 @@ class PrefixCache:
                 got=f"{snapshot.first}..{snapshot.position}",
             )  # fmt: skip
         size, kv_size = snapshot.nbytes, snapshot.kv_only().nbytes
+        self._largest = max(self._largest, size)
         above = 0 if parent is None else parent.kv_size + sum(part.kv_size for part in parent.chain())
         if size + above > self.config.budget:
             self.stats.refused += 1

@@ -55,10 +55,15 @@ class PrefixReuse:
         return tuple(sorted({n * self.config.block for n in (min(self._history.shared(keys), last), last) if n}))
 
     def offer_prompt(self, choice: Choice) -> None:
-        """A chunk of a prompt has run; snapshot it where it ended on a block boundary inside the prompt."""
+        """A chunk of a prompt has run; snapshot it where it ended on a block boundary inside the prompt.
+
+        Where it need not have ended there, only when nothing has to be dropped for it.
+        """
         if choice.slot is None or choice.prefilled % self.config.block:
             return
         if not 0 < choice.prefilled < len(choice.request.prompt_ids):
+            return
+        if choice.prefilled not in choice.cuts and not self.cache.has_room:
             return
         self.cache.offer(self._keys_of(choice), choice.prefilled, self._saver(choice.slot))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.runtime.fake_session import FakeSession, hash_model
+from tests.runtime.fake_session import STATE_BYTES, FakeSession, hash_model
 from tests.runtime.harness import DRAFTERS, VOCAB, Bench, bench, noisy
 from trtllm_replayssm.runtime.prefix.settings import PrefixConfig
 
@@ -85,6 +85,22 @@ def test_chunks_end_on_boundaries_and_each_such_end_is_kept() -> None:
     bench_.one(ramp(19), max_tokens=2)
     assert bench_.session.prefill_sizes == [[4], [4], [4], [4], [3]]
     assert bench_.engine.stats.prefix.insertions == 4
+
+
+def test_a_chunk_end_that_nobody_asked_for_drops_no_other_snapshot() -> None:
+    prefix = PrefixConfig(block=4, budget=3 * STATE_BYTES)
+    bench_ = bench(model=MODEL, prefix=prefix, chunk=4, max_seq_len=200)
+    bench_.one(ramp(14), max_tokens=1)
+    bench_.one(ramp(100, 5), max_tokens=1)
+    stats = bench_.engine.stats.prefix
+    assert stats.insertions == 3 + 1  # of the second prompt's 24 chunk ends only the last boundary
+
+
+def test_b16_a_chunk_that_ends_inside_a_block_is_not_kept() -> None:
+    bench_ = machine(chunk=3)
+    bench_.one(ramp(14), max_tokens=2)
+    assert bench_.session.prefill_sizes == [[3], [1], [3], [1], [3], [1], [2]]
+    assert sorted(e.position for e in bench_.engine.prefix.cache._entries.values()) == [4, 8, 12]  # type: ignore[union-attr]
 
 
 def test_b16_prompts_that_share_a_steps_budget_are_kept_at_their_own_positions() -> None:

@@ -4,15 +4,12 @@ a file, every request gets its solo answer, and the cache stays within its bytes
 
 from __future__ import annotations
 
-import tempfile
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from random import Random
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from tests.prefix.torch_engines import WITH_HEAD, TorchBench, prompt
 from tests.runtime.fake_session import STATE_BYTES, hash_model
@@ -55,16 +52,12 @@ def solo(ask: Ask) -> list[tuple[list[int], str | None]]:
     return [(o.token_ids, o.finish_reason) for o in machine.run()[number].outputs]
 
 
-asks = st.builds(
-    Ask, base=st.integers(0, len(TREE) - 1), keep=st.integers(0, 24),
-    tail=st.lists(st.integers(1, 3), min_size=1, max_size=4).map(tuple), max_tokens=st.integers(1, 12),
-    seed=st.integers(0, 2), n=st.sampled_from([1, 1, 1, 2, 3]), priority=st.sampled_from([0.2, 0.5, 0.5, 0.9]),
-)  # fmt: skip
-events = st.lists(
-    st.one_of(asks, asks, *[st.just("step")] * 3, st.tuples(st.sampled_from(["cancel", "preempt", "file"]),
-                                                          st.integers(0, 9))),
-    max_size=50,
-)  # fmt: skip
+def ask(random: Random) -> Ask:
+    return Ask(
+        base=random.randrange(len(TREE)), keep=random.choice([6, 9, 13, 24]),
+        tail=tuple(random.choices(range(1, 4), k=random.randint(1, 4))), max_tokens=random.randint(1, 12),
+        seed=random.randrange(3), n=random.choice([1, 1, 1, 2, 3]), priority=random.choice([0.2, 0.5, 0.5, 0.9]),
+    )  # fmt: skip
 
 
 def disturb(machine: Bench, what: str, number: int, folder: Path) -> tuple[int | None, bool]:
@@ -83,38 +76,35 @@ def disturb(machine: Bench, what: str, number: int, folder: Path) -> tuple[int |
     return number, False
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(events, st.sampled_from(KINDS), st.integers(1, 6), st.integers(1, 9), st.booleans(), st.integers(1, 6))
-def test_every_request_over_shared_prefixes_gets_its_solo_answer(
-    traffic: list[object], kind: str, block: int, chunk: int, outputs: bool, states: int
-) -> None:
-    budget = states * STATE_BYTES + 400
+@pytest.mark.parametrize("seed", range(30))
+def test_every_request_over_shared_prefixes_gets_its_solo_answer(seed: int, tmp_path: Path) -> None:
+    random = Random(seed)
+    kind, budget = KINDS[seed % len(KINDS)], random.randint(2, 6) * STATE_BYTES + 400
     machine = bench(
-        kind, model=MODEL, head_model=HEAD, slots=3, max_seq_len=48, chunk=chunk, window=4, draft_len=2,
-        prefix=PrefixConfig(block=block, budget=budget, outputs=outputs, history=20),
+        kind, model=MODEL, head_model=HEAD, slots=3, max_seq_len=48, chunk=random.randint(1, 9), window=4, draft_len=2,
+        prefix=PrefixConfig(block=random.randint(1, 6), budget=budget, outputs=random.random() < 0.5, history=20),
     )  # fmt: skip
     asked: dict[int, Ask] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        for event in traffic:
-            if isinstance(event, Ask):
-                asked[machine.add(event.prompt, priority=event.priority, **event.settings())] = event
-            elif event == "step":
-                machine.step()
-            elif asked:
-                what, which = event  # type: ignore[misc]
-                old = list(asked)[which % len(asked)]
-                new, gone = disturb(machine, what, old, Path(folder))
-                if new is not None:
-                    ask = asked.pop(old)
-                    if not gone:
-                        asked[new] = ask
-            machine.engine.check_integrity()
+    for _ in range(60):
+        new_ask = ask(random)
+        asked[machine.add(new_ask.prompt, priority=new_ask.priority, **new_ask.settings())] = new_ask
+        for _ in range(random.randint(0, 9)):
+            machine.step()
             assert machine.engine.stats.prefix.bytes <= budget
+        if random.random() < 0.5:
+            old = random.choice([*machine.engine._requests, *asked][: len(machine.engine._requests) + 1])
+            new, gone = disturb(machine, random.choice(["cancel", "preempt", "preempt", "file"]), old, tmp_path)
+            if new is not None:
+                moved = asked.pop(old)
+                if not gone:
+                    asked[new] = moved
     machine.run()
     assert machine.session.free_slots == 3 and not machine.engine.prefix._keys  # type: ignore[union-attr]
-    assert asked.keys() <= machine.done.keys()
-    for number, ask in asked.items():
-        assert [(o.token_ids, o.finish_reason) for o in machine.done[number].outputs] == solo(ask)
+    assert asked.keys() <= machine.done.keys() and len(asked) > 30
+    for number, one in asked.items():
+        assert [(o.token_ids, o.finish_reason) for o in machine.done[number].outputs] == solo(one)
+    stats = machine.engine.stats
+    assert stats.prefix.hits > 2 and stats.preemptions > 5 and stats.prefix.evictions > 2
 
 
 @pytest.mark.slow
