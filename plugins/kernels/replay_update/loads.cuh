@@ -45,7 +45,7 @@ struct RecordLoader {
     const Act* ring = static_cast<const Act*>(p.ringKey) + info.slot * p.ringKeySlotStride +
                       static_cast<int64_t>(group) * p.ringRows * Traits::kStateDim;
     const Act* keys = static_cast<const Act*>(p.k.data) + row * p.k.rowStride + group * p.k.headStride;
-#pragma unroll 1
+#pragma unroll 4
     for (int i = thread; i < (info.pending + info.tokens) * kPieces; i += threads) {
       int j = i / kPieces, piece = i % kPieces;
       const Act* source = j < info.pending ? ring + ringRow(info, j) * Traits::kStateDim
@@ -84,7 +84,7 @@ struct RecordLoader {
     const Act* values = static_cast<const Act*>(p.value.data) + row * p.value.rowStride + head * p.value.headStride;
     const float* ringDt = p.ringDt + info.slot * p.ringDtSlotStride + ringHead;
     const float* dt = static_cast<const float*>(p.dt.data) + row * p.dt.rowStride + head * p.dt.headStride;
-#pragma unroll 1
+#pragma unroll 4
     for (int i = thread; i < total * kPieces; i += threads) {
       int j = i / kPieces, piece = i % kPieces;
       int token = j - info.pending;
