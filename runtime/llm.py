@@ -204,7 +204,12 @@ def _split(inputs: Prompt | Sequence[Prompt]) -> tuple[bool, list[Prompt]]:
     """(whether it is one prompt, the prompts). A sequence that holds no number first is a list of prompts."""
     if isinstance(inputs, (str, Mapping)):
         return True, [inputs]
-    items: list[object] = list(inputs)
+    try:
+        items: list[object] = list(inputs)
+    except TypeError as error:
+        raise RequestError(
+            "generate", "inputs", expected="text, token ids, or a list of them", got=repr(inputs)
+        ) from error
     if items and not isinstance(items[0], (str, Mapping, Sequence)):
         return True, [items]  # type: ignore[list-item]  # token ids; the engine checks each
     return False, items  # type: ignore[return-value]  # prompts
@@ -229,6 +234,8 @@ def _plain(prompt: Prompt) -> str | Sequence[int]:
 def _params_for(given: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
     if given is None or isinstance(given, SamplingParams):
         return [given or SamplingParams()] * count
+    if isinstance(given, Mapping) or not all(isinstance(params, SamplingParams) for params in given):
+        raise RequestError("generate", "sampling_params", expected="SamplingParams, or a list of them", got=repr(given))
     if len(given) != count:
         raise RequestError(
             "generate", "sampling_params", expected=f"one, or {count} (one per prompt)", got=f"{len(given)}"

@@ -7,13 +7,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
-from trtllm_replayssm.config import ReplayConfig
+from trtllm_replayssm.checks import require_positive
+from trtllm_replayssm.config import MAX_STEP_TOKENS, ReplayConfig
 from trtllm_replayssm.dtypes import Rounding, StateFormat
 from trtllm_replayssm.errors import ConfigError
 from trtllm_replayssm.runtime.prefix.settings import DEFAULT_BLOCK
 
 _LOG = logging.getLogger(__name__)
 _AUTO = "auto"
+MAX_DRAFTS = MAX_STEP_TOKENS - 1  # a step holds the base token and its drafts
 _STATE_DTYPES = {_AUTO: None, "float32": StateFormat.FLOAT32, "float16": StateFormat.FLOAT16, "fp8": StateFormat.FP8}
 
 
@@ -40,9 +42,8 @@ class KvCacheConfig:
 
     def __post_init__(self) -> None:
         for name in ("max_tokens", "tokens_per_block", "host_cache_size"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError("KvCacheConfig", name, expected="a positive integer", got=value)
+            if getattr(self, name) is not None:
+                require_positive("KvCacheConfig", name, getattr(self, name))
         if not 0 < self.free_gpu_memory_fraction <= 1:
             raise ConfigError(
                 "KvCacheConfig", "free_gpu_memory_fraction", expected="in (0, 1]", got=self.free_gpu_memory_fraction
@@ -67,13 +68,15 @@ class MTPDecodingConfig:
     sample_drafts: bool = False
 
     def __post_init__(self) -> None:
-        given = {n for n in (self.num_nextn_predict_layers, self.max_draft_len) if n is not None}
-        if len(given) > 1:
+        layers, drafts = self.num_nextn_predict_layers, self.max_draft_len
+        for name, value in (("num_nextn_predict_layers", layers), ("max_draft_len", drafts)):
+            if value is not None:
+                require_positive("MTPDecodingConfig", name, value, most=MAX_DRAFTS)
+        if layers is not None and drafts is not None and layers != drafts:
             raise ConfigError(
-                "MTPDecodingConfig", "max_draft_len", expected=self.num_nextn_predict_layers, got=self.max_draft_len
-            )
-        if any(n < 1 for n in given):
-            raise ConfigError("MTPDecodingConfig", "max_draft_len", expected="a positive integer", got=given.pop())
+                "MTPDecodingConfig", "max_draft_len", expected=f"{layers} (num_nextn_predict_layers)", got=drafts,
+                hint="Both mean drafts per step: give one of them",
+            )  # fmt: skip
 
     @property
     def draft_len(self) -> int:
@@ -89,9 +92,8 @@ class NGramDecodingConfig:
     max_matching_ngram_size: int = 4
 
     def __post_init__(self) -> None:
-        for name in ("max_draft_len", "max_matching_ngram_size"):
-            if getattr(self, name) < 1:
-                raise ConfigError("NGramDecodingConfig", name, expected="a positive integer", got=getattr(self, name))
+        require_positive("NGramDecodingConfig", "max_draft_len", self.max_draft_len, most=MAX_DRAFTS)
+        require_positive("NGramDecodingConfig", "max_matching_ngram_size", self.max_matching_ngram_size)
 
     @property
     def draft_len(self) -> int:

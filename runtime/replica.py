@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from trtllm_replayssm.checks import require_positive, require_type
 from trtllm_replayssm.config import PoolConfig, ReplayConfig
 from trtllm_replayssm.dtypes import ActivationDtype
 from trtllm_replayssm.errors import ConfigError, UnsupportedError
@@ -22,6 +23,7 @@ from trtllm_replayssm.runtime.options import (
 )
 from trtllm_replayssm.runtime.prefix.settings import PrefixConfig
 from trtllm_replayssm.runtime.prefix.sizes import prompt_snapshot_bytes
+from trtllm_replayssm.runtime.sampling.params import MAX_SEED
 from trtllm_replayssm.runtime.session.base import Session
 from trtllm_replayssm.runtime.speculative.drafter import Drafter
 from trtllm_replayssm.runtime.speculative.mtp import MtpDrafter
@@ -55,6 +57,18 @@ class ReplicaOptions:
     device: str = "cpu"
     backend: str = "torch"
     debug: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("max_batch_size", "max_num_tokens", "max_seq_len", "prefill_chunk"):
+            if getattr(self, name) is not None:
+                require_positive("LLM", name, getattr(self, name))
+        none = type(None)
+        require_type("LLM", "speculative_config", self.speculative, MTPDecodingConfig, NGramDecodingConfig, none)
+        require_type("LLM", "kv_cache_config", self.kv_cache, KvCacheConfig)
+        require_type("LLM", "replay_config", self.replay, ReplayConfig, none)
+        require_type("LLM", "seed", self.seed, int)
+        if not 0 <= self.seed < MAX_SEED:
+            raise ConfigError("LLM", "seed", expected="0..2^64-1", got=self.seed)
 
     @property
     def draft_len(self) -> int:
@@ -151,7 +165,9 @@ def _require_memory(geometry: ModelGeometry, replay: ReplayConfig, pool: PoolCon
 def _free_device_bytes(device: str) -> int:
     import torch
 
-    return int(torch.cuda.mem_get_info(device)[0])
+    from trtllm_replayssm.runtime.session.device import usable_device
+
+    return int(torch.cuda.mem_get_info(usable_device(device))[0])
 
 
 def _max_seq_len(asked: int | None, geometry: ModelGeometry) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-# Accepts another order of the same float32 sums; rejects a term computed at lower precision (the factor 2 rule of CONTRIBUTING.md).
+# Accepts another order of the same float32 sums; rejects a term computed at lower precision (CONTRIBUTING.md, Tests).
 FACTOR = 2.0
 
 # Accepts the last bit of a float32 result as large as the largest of its tensor; rejects a sum of 16-bit products.
@@ -23,8 +23,8 @@ CORRECTION_NOISE = 2.0**-10
 # through four layers (1e-5 seen; 1e-4 where a router amplifies them); rejects a float16 product (1e-3 and more).
 LOGIT_NOISE = 2e-4
 
-# The same between two runs of GDN replay, at the worst step (the median keeps to LOGIT_NOISE). Accepts a few corrections
-# that round to the other float16 neighbour (5e-4 seen); rejects a run whose corrections are not rounded (1e-2).
+# The same between two runs of GDN replay, at the worst step (the median keeps to LOGIT_NOISE). Accepts a few
+# corrections that round to the other float16 neighbour (5e-4 seen); rejects corrections that are not rounded (1e-2).
 REPLAY_LOGIT_NOISE = 2e-3
 
 # GDN replay against a recurrence without float16 corrections: the median step and the worst one, which a router that

@@ -13,6 +13,7 @@ from trtllm_replayssm._version import __version__
 
 if TYPE_CHECKING:
     from trtllm_replayssm.config import ReplayConfig
+    from trtllm_replayssm.dtypes import Rounding, StateFormat
 
 _LAZY = {
     "LLM": "trtllm_replayssm.runtime.llm",
@@ -23,6 +24,8 @@ _LAZY = {
     "MTPDecodingConfig": "trtllm_replayssm.runtime.llm",
     "NGramDecodingConfig": "trtllm_replayssm.runtime.llm",
     "ReplayConfig": "trtllm_replayssm.config",
+    "Rounding": "trtllm_replayssm.dtypes",
+    "StateFormat": "trtllm_replayssm.dtypes",
 }
 
 __all__ = [
@@ -33,7 +36,9 @@ __all__ = [
     "NGramDecodingConfig",
     "ReplayConfig",
     "RequestOutput",
+    "Rounding",
     "SamplingParams",
+    "StateFormat",
     "__version__",
 ]
 

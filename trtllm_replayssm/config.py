@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from trtllm_replayssm.checks import require_positive, require_type
 from trtllm_replayssm.dtypes import ActivationDtype, Rounding, StateFormat
 from trtllm_replayssm.errors import ConfigError
 
@@ -29,12 +30,12 @@ class ReplayConfig:
     read: StateFormat | None = None
 
     def __post_init__(self) -> None:
-        if not 1 <= self.window <= MAX_WINDOW:
-            raise ConfigError("ReplayConfig", "window", expected=f"1..{MAX_WINDOW}", got=self.window)
-        if not 1 <= self.max_step_tokens <= MAX_STEP_TOKENS:
-            raise ConfigError(
-                "ReplayConfig", "max_step_tokens", expected=f"1..{MAX_STEP_TOKENS}", got=self.max_step_tokens
-            )
+        require_positive("ReplayConfig", "window", self.window, most=MAX_WINDOW)
+        require_positive("ReplayConfig", "max_step_tokens", self.max_step_tokens, most=MAX_STEP_TOKENS)
+        # Both enumerations are strings as well: a plain string would compare equal and then fail far from here.
+        require_type("ReplayConfig", "recurrence", self.recurrence, StateFormat)
+        require_type("ReplayConfig", "recurrence_rounding", self.recurrence_rounding, Rounding)
+        require_type("ReplayConfig", "read", self.read, StateFormat, type(None))
         if self.max_step_tokens > self.window:
             raise ConfigError(
                 "ReplayConfig",
@@ -43,11 +44,6 @@ class ReplayConfig:
                 got=f"T_max = {self.max_step_tokens} > L = {self.window}",
                 hint="Draft fewer tokens or widen the window",
             )
-        for name, kind in (("recurrence", StateFormat), ("recurrence_rounding", Rounding)):
-            if not isinstance(getattr(self, name), kind):
-                raise ConfigError("ReplayConfig", name, expected=[m.value for m in kind], got=getattr(self, name))
-        if self.read is not None and not isinstance(self.read, StateFormat):
-            raise ConfigError("ReplayConfig", "read", expected=[m.value for m in StateFormat], got=self.read)
 
     @property
     def ring_rows(self) -> int:
@@ -77,5 +73,4 @@ class PoolConfig:
 
     def __post_init__(self) -> None:
         for name in ("slots", "max_seq_len"):
-            if getattr(self, name) < 1:
-                raise ConfigError("PoolConfig", name, expected="a positive integer", got=getattr(self, name))
+            require_positive("PoolConfig", name, getattr(self, name))

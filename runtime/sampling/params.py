@@ -93,6 +93,8 @@ class SamplingParams:
             )
 
     def _check_stops(self) -> None:
+        if self.stop is not None and not isinstance(self.stop, Sequence):
+            raise RequestError("SamplingParams", "stop", expected="a string or a list of them", got=repr(self.stop))
         for text in self.stops:
             if not isinstance(text, str) or not text:
                 raise RequestError("SamplingParams", "stop", expected="non-empty strings", got=repr(self.stop))

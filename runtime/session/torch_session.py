@@ -19,6 +19,7 @@ from trtllm_replayssm.runtime.pools.poison import poison_dead_memory
 from trtllm_replayssm.runtime.pools.snapshot import RawArray, Snapshot, from_arrays
 from trtllm_replayssm.runtime.pools.state_pools import StatePools
 from trtllm_replayssm.runtime.session.base import DecodeRow, Logits, MtpRow, PrefillChunk, SlotCursors, SlotSnapshot
+from trtllm_replayssm.runtime.session.device import usable_device
 from trtllm_replayssm.runtime.session.step_context import Phase, StepContext
 from trtllm_replayssm.runtime.session.torch_graph import TorchGraph, last_tokens
 from trtllm_replayssm.runtime.session.torch_state_ops import StateOps
@@ -73,7 +74,7 @@ class TorchSession:
         """Pools for the checkpoint's geometry; weights are read when first used."""
         if state_cache not in ("replay", "conventional"):
             raise ContractError("TorchSession", "state_cache", expected="replay or conventional", got=state_cache)
-        target = torch.device(device)
+        target = usable_device(device)
         weights = TorchWeights(checkpoint, torch_dtype(pool.activation), target)
         pools = StatePools.allocate(
             checkpoint.geometry, replay, pool, conventional=state_cache == "conventional", device=target
@@ -291,3 +292,4 @@ class TorchSession:
     def _check(self) -> None:
         if self._debug:
             self.pools.check_integrity()
+

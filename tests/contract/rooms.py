@@ -22,11 +22,11 @@ FOLDERS = {PACKAGE: PACKAGE, "builders": f"{PACKAGE}.builders", "runtime": f"{PA
 ROOMS = {
     "": "package",
     "_version": "contract", "errors": "contract", "dtypes": "contract", "shapes": "contract", "params": "contract",
-    "config": "contract", "graph": "contract", "bindings": "contract", "manifest": "contract",
+    "checks": "contract", "config": "contract", "graph": "contract", "bindings": "contract", "manifest": "contract",
     "spec": "spec", "spec.philox": "rules", "spec.formats": "rules", "spec.accept": "rules",
     "spec.cursors": "rules", "spec.traffic": "rules",
     "models": "models", "weights": "weights", "ops": "ops", "cli": "cli",
-    "builders": "builders",
+    "builders": "builders", "__main__": "cli",
     "runtime": "runtime",
     "runtime.pools": "pools",
     "runtime.pools.slots": "slots", "runtime.pools.cursors": "slots",

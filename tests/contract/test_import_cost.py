@@ -57,11 +57,6 @@ def test_public_names_are_listed_once_and_in_full() -> None:
 @pytest.mark.parametrize("name", sorted(_LAZY))
 def test_a_public_name_resolves_to_its_module(name: str) -> None:
     module = _LAZY[name]
-    path = ROOT.joinpath(*module.removeprefix(f"{PACKAGE}.").split("."))
-    if f"{PACKAGE}.runtime" not in module:
-        path = ROOT.joinpath(*module.split("."))
-    if not path.with_suffix(".py").exists() and not path.is_dir():
-        pytest.skip(f"{module} is not written yet")
     assert find_spec(module) is not None
     assert getattr(trtllm_replayssm, name).__name__ == name
 

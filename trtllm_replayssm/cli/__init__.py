@@ -44,7 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"trtllm-replayssm: {error}\n")
         return EXIT_ERROR
     except OSError as error:
-        sys.stderr.write(f"trtllm-replayssm: {error.strerror or error}: {error.filename or ''}\n")
+        where = f": {error.filename}" if error.filename else ""
+        sys.stderr.write(f"trtllm-replayssm: {error.strerror or error}{where}\n")
         return EXIT_ERROR
     except KeyboardInterrupt:
         sys.stderr.write("trtllm-replayssm: interrupted\n")

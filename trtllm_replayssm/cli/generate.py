@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from trtllm_replayssm.cli.options import add_replay_options, replay_config
 
 if TYPE_CHECKING:
-    from trtllm_replayssm.runtime.llm import LLM, RequestOutput
+    from trtllm_replayssm.runtime.llm import LLM, CompletionOutput, RequestOutput
     from trtllm_replayssm.runtime.options import SpeculativeConfig
 
 
@@ -139,8 +139,16 @@ def _as_dict(output: RequestOutput) -> dict[str, object]:
                 "token_ids": choice.token_ids,
                 "finish_reason": choice.finish_reason,
                 "stop_reason": choice.stop_reason,
-                **({"cumulative_logprob": choice.cumulative_logprob} if choice.logprobs is not None else {}),
+                **_logprobs(choice),
             }
             for choice in output.outputs
         ],
     }
+
+
+def _logprobs(choice: CompletionOutput) -> dict[str, object]:
+    """Per token: the drawn one first, then the most likely ones that were asked for."""
+    if choice.logprobs is None:
+        return {}
+    tokens = [[{"id": i, "logprob": e.logprob, "rank": e.rank} for i, e in entry.items()] for entry in choice.logprobs]
+    return {"cumulative_logprob": choice.cumulative_logprob, "logprobs": tokens}

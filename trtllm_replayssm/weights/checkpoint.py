@@ -58,7 +58,9 @@ class Checkpoint:
         """Read and check configuration and headers; ConfigError or CheckpointError names what does not fit."""
         directory = Path(directory)
         if not directory.is_dir():
-            raise checkpoint_error(str(directory), "a directory", "no such directory")
+            found = "a file" if directory.exists() else "no such directory"
+            hint = "Give the folder of a downloaded checkpoint; names of hubs and presets are not looked up"
+            raise checkpoint_error(str(directory), "a directory with config.json and *.safetensors", found, hint)
         config = load_json(directory / "config.json")
         geometry = parse_config(directory)
         quantization, notes = read_quant_config(directory, config)

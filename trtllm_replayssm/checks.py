@@ -1,0 +1,20 @@
+"""Checks that several settings share: one clear error for a value of the wrong type or range."""
+
+from __future__ import annotations
+
+from trtllm_replayssm.errors import ConfigError
+
+
+def require_positive(operation: str, name: str, value: object, *, most: int | None = None) -> None:
+    """Raise ConfigError unless value is an integer of at least 1 (and at most `most`); booleans are no integers."""
+    inside = isinstance(value, int) and not isinstance(value, bool) and value >= 1 and (most is None or value <= most)
+    if not inside:
+        expected = "a positive integer" if most is None else f"1..{most}"
+        raise ConfigError(operation, name, expected=expected, got=repr(value))
+
+
+def require_type(operation: str, name: str, value: object, *types: type) -> None:
+    """Raise ConfigError unless value is an instance of one of the types; NoneType reads as None."""
+    if not isinstance(value, types):
+        names = " or ".join("None" if t is type(None) else t.__name__ for t in types)
+        raise ConfigError(operation, name, expected=names, got=f"{type(value).__name__} {value!r}")
