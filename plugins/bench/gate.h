@@ -169,17 +169,19 @@ inline void gate(const Shape& shape, int tokens, cudaStream_t stream) {
   using namespace gate_detail;
   constexpr double kStateBound = 2e-6, kOutputBound = 0.00390625;  // one bfloat16 rounding of the largest output
   HeadError worst;
-  for (int h : {0, 1, 8, 16 - tokens, 16}) {
-    Problem problem(shape, 3, tokens, 16);
-    Snapshot before(problem);
-    problem.update(0, h, false, stream);
-    cudaOk(cudaStreamSynchronize(stream), "gate");
-    std::vector<uint16_t> out = download<uint16_t>(problem.args.out);
-    std::vector<float> after = download<float>(problem.args.checkpoint);
-    for (int head = 0; head < shape.heads; head += 5) {
-      HeadError error = compareHead(problem, before, out, after, head % 3, head, h);
-      worst.output = std::max(worst.output, error.output);
-      worst.state = std::max(worst.state, error.state);
+  for (int rows : {3, 24}) {  // the direct and the streamed kernel
+    for (int h : {0, 1, 8, 16 - tokens, 16}) {
+      Problem problem(shape, rows, tokens, 16);
+      Snapshot before(problem);
+      problem.update(0, h, false, stream);
+      cudaOk(cudaStreamSynchronize(stream), "gate");
+      std::vector<uint16_t> out = download<uint16_t>(problem.args.out);
+      std::vector<float> after = download<float>(problem.args.checkpoint);
+      for (int head = 0; head < shape.heads; head += 5) {
+        HeadError error = compareHead(problem, before, out, after, head % rows, head, h);
+        worst.output = std::max(worst.output, error.output);
+        worst.state = std::max(worst.state, error.state);
+      }
     }
   }
   bool green = worst.output <= kOutputBound && worst.state <= kStateBound;
