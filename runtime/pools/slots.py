@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterable
 
-from trtllm_replayssm.errors import CapacityError, InvariantError
+from trtllm_replayssm.errors import CapacityError, ContractError, InvariantError
 
 
 class SlotAllocator:
@@ -14,6 +15,7 @@ class SlotAllocator:
         self._capacity = capacity
         self._free = list(range(capacity))
         self._used: set[int] = set()
+        self._torn: set[int] = set()
 
     @property
     def capacity(self) -> int:
@@ -45,12 +47,26 @@ class SlotAllocator:
         """Give a slot back. Raises InvariantError for one that is not in use."""
         self.require_used("free slot", slot)
         self._used.remove(slot)
+        self._torn.discard(slot)
         heapq.heappush(self._free, slot)
 
     def require_used(self, operation: str, slot: int) -> None:
         """Raise InvariantError unless the slot is handed out."""
         if slot not in self._used:
             raise InvariantError(operation, "slot", expected=f"a slot in use, one of {sorted(self._used)}", got=slot)
+
+    def tear(self, slots: Iterable[int]) -> None:
+        """Mark slots whose step failed half-way: some layers are ahead of others, so they can only be freed."""
+        self._torn |= set(slots) & self._used
+
+    def require_whole(self, operation: str, slot: int) -> None:
+        """Raise unless the slot is handed out (InvariantError) and no step over it has failed (ContractError)."""
+        self.require_used(operation, slot)
+        if slot in self._torn:
+            raise ContractError(
+                operation, "slot", expected="a slot whose last step finished", got=f"slot {slot}, whose step failed",
+                hint="Free it and run its sequence again",
+            )  # fmt: skip
 
     def check_integrity(self) -> None:
         """Every id is exactly once free or used. Raises InvariantError."""

@@ -79,7 +79,7 @@ class StatePools:
 
     def require_decodable(self, slot: int) -> None:
         """Raise ContractError while the slot's prompt is unfinished: its checkpoint means nothing yet."""
-        self.slots.require_used("decode", slot)
+        self.slots.require_whole("decode", slot)
         if slot in self.carries:
             raise ContractError(
                 "decode", "slot", expected="a slot whose prompt is complete",
@@ -91,7 +91,7 @@ class StatePools:
 
         While its prompt is in progress the carry is the state; checkpoints and ring mean nothing and are left out.
         """
-        self.slots.require_used("save", slot)
+        self.slots.require_whole("save", slot)
         position = int(self.cursors.position[slot])
         if not 0 <= since <= position:
             raise ContractError("save", "since", expected=f"0..{position}, the slot's position", got=since)
@@ -160,7 +160,7 @@ class StatePools:
 
     def fork(self, slot: int, seed: int) -> int:
         """A new slot with a copy of another's state and its own seed; the source is only read."""
-        self.slots.require_used("fork", slot)
+        self.slots.require_whole("fork", slot)
         copy = self.acquire(seed)
         key = self.cursors.seed[copy].clone()
         position = int(self.cursors.position[slot])

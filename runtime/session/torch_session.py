@@ -10,6 +10,7 @@ from torch import Tensor
 
 from trtllm_replayssm.config import PoolConfig, ReplayConfig
 from trtllm_replayssm.errors import ContractError
+from trtllm_replayssm.graph import ModelOutput
 from trtllm_replayssm.models import model_of
 from trtllm_replayssm.ops.dtypes import torch_dtype
 from trtllm_replayssm.ops.layer_state import StepRows
@@ -20,6 +21,7 @@ from trtllm_replayssm.runtime.pools.snapshot import RawArray, Snapshot, from_arr
 from trtllm_replayssm.runtime.pools.state_pools import StatePools
 from trtllm_replayssm.runtime.session.base import DecodeRow, Logits, MtpRow, PrefillChunk, SlotCursors, SlotSnapshot
 from trtllm_replayssm.runtime.session.device import usable_device
+from trtllm_replayssm.runtime.session.room import require_room
 from trtllm_replayssm.runtime.session.step_context import Phase, StepContext
 from trtllm_replayssm.runtime.session.torch_graph import TorchGraph, last_tokens
 from trtllm_replayssm.runtime.session.torch_state_ops import StateOps
@@ -143,10 +145,10 @@ class TorchSession:
         if not chunks:
             return []
         self._require_settled("prefill", [c.slot for c in chunks])
-        self._require_room("prefill", [(c.slot, len(c.tokens)) for c in chunks], least=1)
+        require_room(self.pools, "prefill", [(c.slot, len(c.tokens)) for c in chunks], least=1)
         ids, rows = self._rows("prefill", [c.slot for c in chunks], [c.tokens for c in chunks])
         ctx = self._context(Phase.PREFILL, rows, ids.shape[1], [c.last for c in chunks])
-        output = self._model.forward(self._graph(ctx), self.geometry, ids)
+        output = self._forward(ctx, ids)
         commit.finish_chunk(self.pools.cursors, rows.slot, rows.num_tokens)
         results: list[Logits | None] = []
         for i, chunk in enumerate(chunks):
@@ -166,13 +168,13 @@ class TorchSession:
             self._step = StepRows(*(torch.zeros(0, dtype=torch.int64) for _ in range(3)))
             return []
         real = [(r.slot, len(r.tokens)) for r in rows if r.slot >= 0]
-        self._require_room("decode", real, least=0)
+        require_room(self.pools, "decode", real, least=0)
         for slot, _ in real:
             self.pools.require_decodable(slot)
         ids, checked = self._rows("decode", [r.slot for r in rows], [r.tokens for r in rows])
         check_width("decode", self.replay, ids.shape[1])
         ctx = self._context(Phase.DECODE, checked, ids.shape[1], [False] * len(rows))
-        output = self._model.forward(self._graph(ctx), self.geometry, ids)
+        output = self._forward(ctx, ids)
         self._step, self._step_hidden = checked, output.hidden
         logits = output.logits.cpu().numpy()
         return [logits[i, : len(r.tokens) if r.slot >= 0 else 0] for i, r in enumerate(rows)]
@@ -237,6 +239,14 @@ class TorchSession:
         """See `Session.check_integrity`."""
         self.pools.check_integrity()
 
+    def _forward(self, ctx: StepContext, ids: Tensor) -> ModelOutput[Tensor]:
+        """A pass that fails leaves some layers ahead of others: its slots can only be freed."""
+        try:
+            return self._model.forward(self._graph(ctx), self.geometry, ids)
+        except BaseException:
+            self.pools.slots.tear(ctx.rows.active_slot.tolist())
+            raise
+
     def _mtp(self, rows: StepRows, ids: Tensor, hidden: Tensor, start: Tensor) -> list[Logits]:
         everything = torch.ones(len(rows.slot), dtype=torch.bool)
         ctx = StepContext(Phase.PREFILL, rows, start, ids.shape[1], everything)
@@ -277,17 +287,6 @@ class TorchSession:
                 operation, "slot", expected="slots whose last decode is committed",
                 got=f"slots {sorted(pending & set(slots))} with a step to commit", hint="Call commit first",
             )  # fmt: skip
-
-    def _require_room(self, operation: str, rows: list[tuple[int, int]], *, least: int) -> None:
-        """Every slot is in use and its cache has room for the tokens."""
-        for slot, count in rows:
-            self.pools.slots.require_used(operation, slot)
-            room = self.pool.max_seq_len - int(self.pools.cursors.position[slot])
-            if not least <= count <= room:
-                raise ContractError(
-                    operation, f"tokens of slot {slot}", expected=f"{least}..{room} (max_seq_len "
-                    f"{self.pool.max_seq_len})", got=count,
-                )  # fmt: skip
 
     def _check(self) -> None:
         if self._debug:

@@ -82,6 +82,8 @@ def offences(tree: ast.AST, *, is_cli: bool) -> list[str]:
 
 @pytest.mark.parametrize("path", library_files(), ids=module_name)
 def test_library_code_neither_prints_nor_exits_nor_raises_foreign_errors(path: Path) -> None:
+    if path.name == "__main__.py":
+        pytest.skip("the process's entry ends the process")
     assert offences(parse(path), is_cli=room_of(module_name(path)) == "cli") == []
 
 

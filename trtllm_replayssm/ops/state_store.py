@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from trtllm_replayssm.dtypes import E2M1_VALUES, FP4_BLOCK, FP8_BLOCK, Rounding, StateFormat, num_blocks
+from trtllm_replayssm.errors import UnsupportedError
 from trtllm_replayssm.shapes import SsmShape
 from trtllm_replayssm.spec.formats import StoredState, encode
 
@@ -40,7 +41,12 @@ class StateStore:
 
     @staticmethod
     def allocate(fmt: StateFormat, shape: SsmShape, slots: int, device: torch.device) -> StateStore:
-        """Zero states for `slots` slots."""
+        """Zero states for `slots` slots. Raises UnsupportedError for NVFP4 unless d_k is a multiple of 16."""
+        if fmt is StateFormat.NVFP4 and shape.state_dim % FP4_BLOCK:
+            raise UnsupportedError(
+                "allocate states", "state_dim", expected=f"a multiple of {FP4_BLOCK} for nvfp4", got=shape.state_dim,
+                hint="Use fp8 or float16",
+            )  # fmt: skip
         heads, head_dim, state_dim = shape.heads, shape.head_dim, shape.state_dim
         width = state_dim // 2 if fmt is StateFormat.NVFP4 else state_dim
         data = torch.zeros((slots, heads, head_dim, width), dtype=_ELEMENT_TYPES[fmt], device=device)
