@@ -92,7 +92,9 @@ class Checker {
       if (expected != kAny && t.shape[axis] != expected) return shapeFailure(argument, t, shape);
       elements *= t.shape[axis++];
     }
-    if (elements != 0 && t.data == nullptr) return fail(RSSM_INVALID_ARGUMENT, argument, "expected a pointer, got null");
+    if (elements != 0 && t.data == nullptr) {
+      return fail(RSSM_INVALID_ARGUMENT, argument, "expected a pointer, got null");
+    }
     return true;
   }
 
@@ -122,7 +124,8 @@ class Checker {
     }
     for (int axis = 0; axis + 1 < t.rank; ++axis) {
       if (t.shape[axis] > 1 && t.stride[axis] * dtypeBytes(t.dtype) % kBulkAlignment != 0) {
-        return fail(RSSM_INVALID_ARGUMENT, argument, "expected a stride of whole %d bytes on axis %d, got %lld elements",
+        return fail(RSSM_INVALID_ARGUMENT, argument,
+                    "expected a stride of whole %d bytes on axis %d, got %lld elements",
                     kBulkAlignment, axis, static_cast<long long>(t.stride[axis]));
       }
     }

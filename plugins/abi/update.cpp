@@ -142,7 +142,8 @@ Plan plan(const rssm_update_args* args, Checker& check) {
   check.range("window", a.window, 1, kMaxWindow);
   check.range("kind", a.kind, RSSM_MAMBA2, RSSM_GDN);
   if (check.ok() && a.read.data != nullptr) {
-    check.fail(RSSM_UNSUPPORTED, "read", "a separate low-precision copy is not built; built are:\n%s", supportedUpdates());
+    check.fail(RSSM_UNSUPPORTED, "read", "a separate low-precision copy is not built; built are:\n%s",
+               supportedUpdates());
   }
   if (!check.ok()) return result;
   int32_t act = a.value.dtype == RSSM_FLOAT16 ? RSSM_FLOAT16 : RSSM_BFLOAT16;

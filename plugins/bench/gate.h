@@ -105,7 +105,8 @@ inline void replayRecords(const Problem& problem, const Snapshot& in, Head& stat
 }
 
 // Applies one token and returns its output.
-inline std::vector<double> tokenOutput(const Problem& problem, const Snapshot& in, Head& state, size_t token, int head) {
+inline std::vector<double> tokenOutput(const Problem& problem, const Snapshot& in, Head& state, size_t token,
+                                       int head) {
   const Shape& s = problem.shape;
   const size_t headAt = token * s.heads + head, groupAt = token * s.groups + head / (s.heads / s.groups);
   std::vector<double> value = numbers16(&in.value[headAt * s.headDim], s.headDim, false);
@@ -123,7 +124,8 @@ inline std::vector<double> tokenOutput(const Problem& problem, const Snapshot& i
     state.apply(std::exp(dt), 1.0, value, key);
   } else {
     state.apply(std::exp(dt * in.a[static_cast<size_t>(head)]), dt, value, key);
-    for (int p = 0; p < s.headDim; ++p) out[static_cast<size_t>(p)] = in.skip[static_cast<size_t>(head)] * value[static_cast<size_t>(p)];
+    const double skip = in.skip[static_cast<size_t>(head)];
+    for (int p = 0; p < s.headDim; ++p) out[static_cast<size_t>(p)] = skip * value[static_cast<size_t>(p)];
   }
   for (int p = 0; p < s.headDim; ++p) out[static_cast<size_t>(p)] += state.read(p, query);
   return out;

@@ -60,7 +60,9 @@ struct Problem {
     call.h.data = pendingByH[static_cast<size_t>(h)];
     call.slot.data = slotByRotation[static_cast<size_t>(rotation)];
     rssm_error error{};
-    if (rssm_update(&call, workspace, kWorkspaceBytes, stream, &error) != RSSM_OK) throw std::runtime_error(error.message);
+    if (rssm_update(&call, workspace, kWorkspaceBytes, stream, &error) != RSSM_OK) {
+      throw std::runtime_error(error.message);
+    }
   }
 
  private:

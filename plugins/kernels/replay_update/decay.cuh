@@ -52,7 +52,7 @@ struct Decay {
     sumUp(log, pending, tokens, lane);
   }
 
-  // GDN: log-decays and key factors of committed records, log-decays of tokens; the tokens' factors are set by the caller.
+  // GDN: log-decays and key factors of committed records, log-decays of tokens. The caller sets the tokens' factors.
   __device__ void loadGdn(const float* logDecay, const float* factor, int pending, int tokens, int lane) {
     float log[2];
 #pragma unroll

@@ -1,5 +1,5 @@
-// The update of both families for small batches: one CTA a head, everything loaded at once, no pipeline to set up. The state is
-// read out while the records, which wait for the cursors, are still on their way.
+// The update of both families for small batches: one CTA a head, everything loaded at once, no pipeline to set up.
+// Mamba-2 reads the state out while the records, which wait for the cursors, are still on their way.
 #pragma once
 
 #include "kernel.cuh"

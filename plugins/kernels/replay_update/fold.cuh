@@ -1,5 +1,5 @@
 // The flush of one warp's 16 state rows (paper, Eq. 5): S <- exp(total) S + sum_j (w_j x_j) k_j^T,
-// with w_j = dt_j exp(suffix_j) and x_j the input (Mamba-2), or w_j = exp(suffix_j) / |k_j| and x_j the correction (GDN).
+// with w_j = dt_j exp(suffix_j) and x_j the input (Mamba-2), w_j = exp(suffix_j) / |k_j| and x_j the correction (GDN).
 //
 // The sum over records runs on tensor cores with exact operands: k is exact in tf32, the weighted x is split in two
 // tf32 parts (2^-23 of its value is lost). Decay and addition are one float32 fused multiply-add per element, so the

@@ -125,9 +125,10 @@ struct GdnConsumer : ConsumerBase<Traits> {
     for (int i = 0; i < kRecordTiles; ++i) addValues<Traits>(sum, x[i], w[i]);
   }
 
+  using Coupling = float[Traits::kTokenSteps][Traits::kTiles][2];
+
   // coupling[step][tile][e]: what token 8 step + 2c + e's correction adds to vector g of the tile.
-  __device__ void couple(float (&coupling)[Traits::kTokenSteps][Traits::kTiles][2], const char* keys, const Decay& decay,
-                         int pending, int tokens) const {
+  __device__ void couple(Coupling& coupling, const char* keys, const Decay& decay, int pending, int tokens) const {
 #pragma unroll
     for (int step = 0; step < Traits::kTokenSteps; ++step) {
       const int i0 = 8 * step + 2 * (lane % 4);
@@ -155,8 +156,8 @@ struct GdnConsumer : ConsumerBase<Traits> {
   }
 
   // Corrections in order of the tokens, each rounded, appended to the ring and added to what follows.
-  __device__ void solve(float (&sum)[Traits::kTiles][4], const float (&coupling)[Traits::kTokenSteps][Traits::kTiles][2],
-                        const char* values, const float* beta, const ItemHeader& item) const {
+  __device__ void solve(float (&sum)[Traits::kTiles][4], const Coupling& coupling, const char* values,
+                        const float* beta, const ItemHeader& item) const {
     using A = Activation<Act>;
     __half* ring = static_cast<__half*>(p.ringValue) + item.slot * p.ringValueSlotStride +
                    static_cast<int64_t>(item.head()) * p.ringRows * Traits::kHeadDim + warp * kSlab + lane / 4;
@@ -216,7 +217,7 @@ struct GdnConsumer : ConsumerBase<Traits> {
       addCommitted<2>(sum, keys, values, decay, alpha, first, pending);
     }
     if (first < pending) addCommitted<1>(sum, keys, values, decay, alpha, first, pending);
-    float coupling[Traits::kTokenSteps][Traits::kTiles][2];
+    Coupling coupling;
     couple(coupling, keys, decay, pending, tokens);
     solve(sum, coupling, values, beta, item);
     writeOutput(item, sum);

@@ -88,7 +88,8 @@ struct RecordLoader {
     for (int i = thread; i < total * kPieces; i += threads) {
       int j = i / kPieces, piece = i % kPieces;
       int token = j - info.pending;
-      const Act* value = token < 0 ? ringValues + ringRow(info, j) * Traits::kHeadDim : values + token * p.value.tokenStride;
+      const Act* value =
+          token < 0 ? ringValues + ringRow(info, j) * Traits::kHeadDim : values + token * p.value.tokenStride;
       pieceLoad(stage + layout.valueOffset + j * Traits::kValuePitch + piece * 16, value + piece * 8);
     }
 #pragma unroll 1

@@ -35,9 +35,9 @@ struct Chunk {
   int row, head, count;
 };
 
-// Deals rows * heads out to workers. Whole groups first, in turn, so that rows that flush are spread. Multiprocessors do
-// not all get the same bandwidth, so the rest goes in small pieces to whoever is ready: a worker's first piece is its
-// own number, later ones are drawn from a counter in the workspace.
+// Deals rows * heads out to workers. Whole groups first, in turn, so that rows that flush are spread. Multiprocessors
+// do not all get the same bandwidth, so the rest goes in small pieces to whoever is ready: a worker's first piece is
+// its own number, later ones are drawn from a counter in the workspace.
 struct ChunkList {
   const UpdateParams& p;
   int worker, workers, rounds, base, pieces;
@@ -138,8 +138,9 @@ struct Producer {
       if (fresh && i == 0) loadCursors(p, info);
       uint32_t flags = (zero ? kZero : 0u) | (i == 0 ? kFirst : 0u) | (i + 1 == chunk.count ? kLast : 0u) |
                        (head == group * p.headsPerGroup ? kAppendKeys : 0u);
-      closeItem(!zero, ItemHeader::make(flags, chunk.row, info.slot, head, info.origin, info.pending, info.tokens, ordinal),
-                info);
+      const ItemHeader header = ItemHeader::make(flags, chunk.row, info.slot, head, info.origin, info.pending,
+                                                 info.tokens, ordinal);
+      closeItem(!zero, header, info);
       if (i == 0 && !zero) loadKeys(info, chunk.row, group);
     }
   }

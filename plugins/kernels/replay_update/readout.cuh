@@ -117,8 +117,8 @@ __device__ __forceinline__ void readState(float (&sum)[Traits::kTiles][4], const
   }
 }
 
-// dot[e] = <vector, k of record> for vectors g, g, g + 8, g + 8 of a pair of tiles and records first + 2c, first + 2c + 1,
-// twice.
+// dot[e] = <vector, k of record> for vectors g, g, g + 8, g + 8 of a pair of tiles and records first + 2c and
+// first + 2c + 1, twice.
 // Records from `count` on repeat the last one; the caller masks them.
 template <class Traits>
 __device__ __forceinline__ void keyDots(float (&dot)[4], const char* keys, int first, int count,
