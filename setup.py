@@ -22,6 +22,7 @@ EXTRAS = {
     ],
     "reference": ["transformers>=5.17,<5.18"],  # tests/tools and the tests of its checkpoints only
     "serve": SERVE,
+    "ray": ["ray[serve]>=2.40"],  # examples/ray_serve: data-parallel replicas
     "guided": ["xgrammar>=0.1.20"],  # response_format of the server
     "cuda": ["cuda-python>=12.6"],
     "tensorrt": ["tensorrt>=11.0"],
@@ -53,7 +54,7 @@ PACKAGES = package_dirs()
 setup(
     name="trtllm-replayssm",
     version=version(),
-    description="ReplaySSM inference for hybrid SSM language models: TensorRT engines, replay kernels, runtime",
+    description="ReplaySSM decoding for hybrid state-space language models: runtime, server, replay kernels",
     long_description=(ROOT / "README.md").read_text(encoding="utf-8") if (ROOT / "README.md").exists() else "",
     long_description_content_type="text/markdown",
     license="Apache-2.0",

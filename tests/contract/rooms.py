@@ -29,7 +29,7 @@ ROOMS = {
     "builders": "builders", "__main__": "cli",
     "runtime": "runtime",
     "runtime.pools": "pools",
-    "runtime.pools.slots": "slots", "runtime.pools.cursors": "slots",
+    "runtime.pools.slots": "slots",
     "runtime.sampling": "sampling",
     "runtime.text": "text",
     "runtime.speculative": "speculative",

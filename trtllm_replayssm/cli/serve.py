@@ -64,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
     except ModuleNotFoundError as error:
         raise UnsupportedError(
             "serve", "packages", expected="the packages of the server", got=f"no module {error.name}",
-            hint="pip install 'trtllm-replayssm[serve]'",
+            hint="In a checkout: pip install -e '.[serve]'",
         ) from error  # fmt: skip
     from trtllm_replayssm.runtime.llm import LLM
     from trtllm_replayssm.runtime.server.launch import merge, read_yaml, resolve
