@@ -19,6 +19,6 @@ def integers(operation: str, argument: str, values: Iterable[object], low: int, 
         except TypeError as error:
             raise ContractError(operation, argument, expected="integers", got=repr(value)[:80]) from error
         if not low <= number <= high:
-            raise ContractError(operation, argument, expected=f"ids in {low}..{high}", got=repr(number)[:80])
+            raise ContractError(operation, argument, expected=f"integers in {low}..{high}", got=repr(number)[:80])
         found.append(number)
     return found

@@ -21,6 +21,7 @@ from trtllm_replayssm.runtime.pools.snapshot import RawArray, Snapshot, from_arr
 from trtllm_replayssm.runtime.pools.state_pools import StatePools
 from trtllm_replayssm.runtime.session.base import DecodeRow, Logits, MtpRow, PrefillChunk, SlotCursors, SlotSnapshot
 from trtllm_replayssm.runtime.session.device import usable_device
+from trtllm_replayssm.runtime.session.integers import INT64, integers
 from trtllm_replayssm.runtime.session.room import require_room
 from trtllm_replayssm.runtime.session.step_context import Phase, StepContext
 from trtllm_replayssm.runtime.session.torch_graph import TorchGraph, last_tokens
@@ -188,7 +189,7 @@ class TorchSession:
             raise ContractError(
                 "commit", "accepted", expected=f"{expected} counts, one per row of the last decode", got=list(accepted)
             )
-        counts = torch.tensor(list(accepted), dtype=torch.int64, device=self._device)
+        counts = torch.tensor(integers("commit", "accepted", accepted, *INT64), dtype=torch.int64, device=self._device)
         start = self.pools.cursors.position.clone()
         move = commit.commit_conventional if self.pools.conventional else commit.commit
         move(self.replay, self.pools.cursors, rows, counts)
@@ -232,7 +233,8 @@ class TorchSession:
         self._require_settled("mtp_next", last.slots.tolist())
         ones = torch.ones_like(last.slots)
         checked = step_rows("mtp_next", last.slots, ones, self.pool.slots, 1)
-        ids = torch.tensor(list(tokens), device=self._device)[:, None]
+        drafted = integers("mtp_next", "tokens", tokens, 0, self.geometry.vocab - 1)
+        ids = torch.tensor(drafted, dtype=torch.int64, device=self._device)[:, None]
         return self._mtp(checked, ids, last.hidden, last.position)
 
     def check_integrity(self) -> None:
@@ -269,11 +271,8 @@ class TorchSession:
         width = max(len(t) for t in tokens)
         ids = torch.zeros((len(tokens), max(width, 1)), dtype=torch.int64)
         for i, row in enumerate(tokens):
-            ids[i, : len(row)] = torch.tensor(list(row), dtype=torch.int64)
-        if bool(((ids < 0) | (ids >= self.geometry.vocab)).any()):
-            raise ContractError(
-                operation, "tokens", expected=f"ids in 0..{self.geometry.vocab - 1}", got=f"{ids.min()}..{ids.max()}"
-            )
+            checked_ids = integers(operation, "tokens", row, 0, self.geometry.vocab - 1)
+            ids[i, : len(row)] = torch.tensor(checked_ids, dtype=torch.int64)
         slot = torch.tensor(slots, dtype=torch.int64)
         counts = torch.tensor([len(t) for t in tokens])
         checked = step_rows(operation, slot.to(self._device), counts.to(self._device), self.pool.slots, ids.shape[1])
