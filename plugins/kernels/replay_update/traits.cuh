@@ -2,9 +2,9 @@
 //
 // A CTA holds kTeams independent teams, so that one team's latency hides behind the others. A team is one producer
 // warp and kWarps consumer warps. Its producer streams ITEMS through a ring of stages; an item is one head's state (P
-// rows of N floats) with its records, and each consumer warp owns kSlab rows of every item. Keys and queries are shared by the
-// heads of a group, so they travel once per CHUNK (the heads of one group and row that one team takes), through the
-// team's key buffers.
+// rows of N floats) with its records, and each consumer warp owns kSlab rows of every item. Keys and queries are shared
+// by the heads of a group, so they travel once per CHUNK (the heads of one group and row that one team takes), through
+// the team's key buffers.
 #pragma once
 
 #include <cstdint>
