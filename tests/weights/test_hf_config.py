@@ -207,7 +207,7 @@ QWEN_ERRORS = [
     ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e7, "partial_rotary_factor": 0.25}}, "rope_type"),
     ({"rope_parameters": {"rope_theta": 1e7}}, "partial_rotary_factor"),
     ({"rope_parameters": {"rope_theta": 1e7, "partial_rotary_factor": 0.3}}, "partial_rotary_factor"),
-    ({"rope_parameters": {"rope_theta": 1e7, "partial_rotary_factor": 2.0}}, "rotary_dim"),
+    ({"rope_parameters": {"rope_theta": 1e7, "partial_rotary_factor": 2.0}}, "partial_rotary_factor"),
     ({"layer_types": ["linear_attention", "moe"]}, "layer_types"),
     ({"num_hidden_layers": 3}, "num_hidden_layers"),
     ({"layer_types": None}, "full_attention_interval"),

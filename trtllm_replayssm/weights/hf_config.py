@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trtllm_replayssm.shapes import ModelGeometry
-from trtllm_replayssm.weights.config_reader import ConfigReader, load_json
+from trtllm_replayssm.weights.config_reader import ConfigReader, load_json, shown
 from trtllm_replayssm.weights.nemotron_config import nemotron_geometry
 from trtllm_replayssm.weights.qwen_config import qwen_geometry
 
@@ -50,7 +50,7 @@ def parse_config(source: str | Path | Mapping[str, Any], *, name: str | None = N
     model_type = outer.string("model_type")
     if model_type not in _PARSERS:
         raise outer.error(
-            "model_type", f"one of {sorted(_PARSERS)}", repr(model_type), "This architecture is unknown here"
+            "model_type", f"one of {sorted(_PARSERS)}", shown(model_type), "This architecture is unknown here"
         )
     inner = _text_keys(outer, model_type)
     tied = _tied(outer, inner)
@@ -99,7 +99,7 @@ def _state_dtype(inner: ConfigReader, value: str | None) -> str:
     if value is None:
         return "float32"
     if value not in ("float32", "float16", "bfloat16"):
-        raise inner.error("mamba_ssm_cache_dtype / mamba_ssm_dtype", "float32, float16 or bfloat16", repr(value))
+        raise inner.error("mamba_ssm_cache_dtype / mamba_ssm_dtype", "float32, float16 or bfloat16", shown(value))
     return value
 
 

@@ -16,7 +16,7 @@ from trtllm_replayssm.shapes import (
     SsmKind,
     SsmShape,
 )
-from trtllm_replayssm.weights.config_reader import ConfigReader
+from trtllm_replayssm.weights.config_reader import MAX_EXPERTS, MAX_LAYERS, ConfigReader, shown
 
 _LETTERS = {"M": LayerKind.SSM, "*": LayerKind.ATTENTION, "-": LayerKind.MLP, "E": LayerKind.MOE}
 _WORDS = {
@@ -80,7 +80,7 @@ def _check_fixed(keys: ConfigReader) -> None:
     keys.only("sliding_window", allowed=())
     limit = keys.raw("time_step_limit", "mamba_dt_limit", default=[0.0, math.inf])
     if not (isinstance(limit, Sequence) and list(limit) == [0.0, math.inf]):
-        raise keys.error("time_step_limit", "[0, Infinity], which clamps nothing", limit)
+        raise keys.error("time_step_limit", "[0, Infinity], which clamps nothing", shown(limit))
 
 
 def _pattern(keys: ConfigReader, spellings: tuple[str, ...]) -> tuple[LayerKind, ...]:
@@ -92,16 +92,18 @@ def _pattern(keys: ConfigReader, spellings: tuple[str, ...]) -> tuple[LayerKind,
             continue
         table = _LETTERS if isinstance(value, str) else _WORDS
         parts = keys.string(key) if isinstance(value, str) else keys.strings(key)
+        if len(parts) > MAX_LAYERS:
+            raise keys.error(key, f"at most {MAX_LAYERS} layers", len(parts))
         for part in parts:
             if part not in table:
-                raise keys.error(key, f"layers out of {sorted(table)}", repr(part))
+                raise keys.error(key, f"layers out of {sorted(table)}", shown(part))
         found[key] = tuple(table[part] for part in parts)
     if not found or not all(found.values()):
         raise keys.error(" / ".join(spellings), "a layer pattern", "no such key" if not found else "an empty one")
     first, *others = found
     for other in others:
         if found[other] != found[first]:
-            raise keys.error(other, f"the same layers as {first}", keys.raw(other))
+            raise keys.error(other, f"the same layers as {first}", shown(keys.raw(other)))
     return found[first]
 
 
@@ -113,14 +115,14 @@ def _mtp_pattern(keys: ConfigReader) -> tuple[LayerKind, ...]:
         raise keys.error("num_nextn_predict_layers", "0 or 1 prediction module", modules)
     pattern = _pattern(keys, _MTP_KEYS)
     if not set(pattern) <= {LayerKind.ATTENTION, LayerKind.MLP, LayerKind.MOE}:
-        raise keys.error(" / ".join(_MTP_KEYS), "layers without recurrent state", keys.raw(*_MTP_KEYS))
+        raise keys.error(" / ".join(_MTP_KEYS), "layers without recurrent state", shown(keys.raw(*_MTP_KEYS)))
     return pattern
 
 
 def _moe(keys: ConfigReader) -> MoeShape:
     keys.only("n_shared_experts", allowed=(1,))
     return MoeShape(
-        experts=keys.integer("n_routed_experts", "num_local_experts"),
+        experts=keys.integer("n_routed_experts", "num_local_experts", maximum=MAX_EXPERTS),
         top_k=keys.integer("num_experts_per_tok"),
         intermediate=keys.integer("moe_intermediate_size"),
         latent=keys.integer("moe_latent_size", default=None),

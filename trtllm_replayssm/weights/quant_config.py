@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trtllm_replayssm.errors import ConfigError
-from trtllm_replayssm.weights.config_reader import load_json
+from trtllm_replayssm.weights.config_reader import load_json, shown
 from trtllm_replayssm.weights.matrix import MatrixFormat
 
 MIXED = "MIXED_PRECISION"
@@ -83,7 +83,7 @@ def parse_quant_config(content: Any, source: str) -> QuantConfig | None:
         raise _error(source, "an object under `quantization`", type(keys).__name__)
     method = keys.get("quant_method", "modelopt")
     if not (isinstance(method, str) and method.startswith("modelopt")):
-        raise _error(f"{source}: quant_method", "modelopt", repr(method), "Export the model with NVIDIA ModelOpt")
+        raise _error(f"{source}: quant_method", "modelopt", shown(method), "Export the model with NVIDIA ModelOpt")
     if "quant_algo" not in keys:
         raise _error(f"{source}: quant_algo", f"one of {sorted((*_ALGORITHMS, MIXED))}", "no such key")
     algorithm = keys["quant_algo"]
@@ -98,7 +98,7 @@ def parse_quant_config(content: Any, source: str) -> QuantConfig | None:
     _check_group_size(keys, source)
     excluded = keys.get("exclude_modules", keys.get("ignore")) or []
     if not isinstance(excluded, list) or not all(isinstance(pattern, str) for pattern in excluded):
-        raise _error(f"{source}: exclude_modules / ignore", "a list of patterns", repr(excluded))
+        raise _error(f"{source}: exclude_modules / ignore", "a list of patterns", shown(excluded))
     return QuantConfig(algorithm=algorithm, layers=layers, excluded=tuple(excluded), kv_cache=kv_cache)
 
 
@@ -117,13 +117,13 @@ def _mixed_layers(keys: Mapping[str, Any], source: str) -> dict[str, str]:
 
 def _check_algorithm(algorithm: Any, argument: str, known: tuple[str, ...]) -> None:
     if algorithm not in known:
-        raise _error(argument, f"one of {sorted(known)}", repr(algorithm), "This build cannot read such weights")
+        raise _error(argument, f"one of {sorted(known)}", shown(algorithm), "This build cannot read such weights")
 
 
 def _check_group_size(keys: Mapping[str, Any], source: str) -> None:
     algorithm, size = keys.get("quant_algo"), keys.get("group_size")
     if _ALGORITHMS.get(str(algorithm)) is MatrixFormat.NVFP4 and size not in (None, 16):
-        raise _error(f"{source}: group_size", "16, the block of NVFP4", size)
+        raise _error(f"{source}: group_size", "16, the block of NVFP4", shown(size))
 
 
 def _kv_cache(keys: Mapping[str, Any], source: str) -> str | None:
@@ -132,7 +132,7 @@ def _kv_cache(keys: Mapping[str, Any], source: str) -> str | None:
     if value is None and isinstance(scheme, str):
         value = scheme
     elif value is None and isinstance(scheme, Mapping):
-        value = "FP8" if (scheme.get("num_bits"), scheme.get("type")) == (8, "float") else repr(dict(scheme))
+        value = "FP8" if (scheme.get("num_bits"), scheme.get("type")) == (8, "float") else shown(dict(scheme))
     if value is None or value == "NONE":
         return None
     _check_algorithm(value, f"{source}: kv_cache_quant_algo", _KV_ALGORITHMS)

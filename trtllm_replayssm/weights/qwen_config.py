@@ -15,7 +15,7 @@ from trtllm_replayssm.shapes import (
     SsmKind,
     SsmShape,
 )
-from trtllm_replayssm.weights.config_reader import ConfigReader
+from trtllm_replayssm.weights.config_reader import MAX_EXPERTS, MAX_LAYERS, ConfigReader, shown
 
 _WORDS = {
     "linear_attention": LayerKind.SSM,
@@ -49,7 +49,8 @@ def qwen_geometry(keys: ConfigReader, **common: Any) -> ModelGeometry:
         moe=_moe(keys) if has_experts else None,
         norm_eps=keys.number("rms_norm_eps"),
         max_positions=keys.integer("max_position_embeddings"),
-        mtp_pattern=(LayerKind.ATTENTION,) * keys.integer("mtp_num_hidden_layers", default=0, minimum=0),
+        mtp_pattern=(LayerKind.ATTENTION,)
+        * keys.integer("mtp_num_hidden_layers", default=0, minimum=0, maximum=MAX_LAYERS),
         **common,
     )
 
@@ -58,7 +59,7 @@ def _check_fixed(keys: ConfigReader) -> None:
     """Keys whose other values would change the equations."""
     model_type = keys.string("model_type", default=None)
     if model_type is not None and ("moe" in model_type) != ("num_experts" in keys.keys):
-        raise keys.error("num_experts", "present in the moe variants and only there", f"model_type {model_type!r}")
+        raise keys.error("num_experts", "present in the moe variants and only there", f"model_type {shown(model_type)}")
     keys.only("attn_output_gate", allowed=(True,))
     keys.only("attention_bias", allowed=(False,))
     keys.only("hidden_act", allowed=("silu", "swish"))
@@ -70,16 +71,18 @@ def _check_fixed(keys: ConfigReader) -> None:
 
 def _layers(keys: ConfigReader) -> tuple[LayerKind, ...]:
     """layer_types or layers_block_type; else every `full_attention_interval`-th layer is attention."""
-    count = keys.integer("num_hidden_layers", default=None)
+    count = keys.integer("num_hidden_layers", default=None, maximum=MAX_LAYERS)
     words = keys.strings("layer_types", "layers_block_type", default=None)
     if words is None:
         if count is None:
             raise keys.error("num_hidden_layers", "a value", "no such key")
         interval = keys.integer("full_attention_interval")
         return tuple(LayerKind.SSM if (i + 1) % interval else LayerKind.ATTENTION for i in range(count))
+    if len(words) > MAX_LAYERS:
+        raise keys.error("layer_types", f"at most {MAX_LAYERS} layers", len(words))
     for word in words:
         if word not in _WORDS:
-            raise keys.error("layer_types", f"layers out of {sorted(_WORDS)}", repr(word))
+            raise keys.error("layer_types", f"layers out of {sorted(_WORDS)}", shown(word))
     if count not in (None, len(words)):
         raise keys.error("num_hidden_layers", f"{len(words)}, the length of layer_types", count)
     return tuple(_WORDS[word] for word in words)
@@ -90,10 +93,10 @@ def _attention(keys: ConfigReader) -> AttentionShape:
     head_dim = keys.integer("head_dim")
     scaling = keys.raw("rope_parameters", "rope_scaling", default={})
     if not isinstance(scaling, Mapping):
-        raise keys.error("rope_parameters", "an object", repr(scaling))
+        raise keys.error("rope_parameters", "an object", shown(scaling))
     rope = ConfigReader({**keys.keys, **scaling})
     rope.only("rope_type", "type", allowed=("default",), hint="Scaled rotary embeddings are not implemented")
-    rotary = rope.number("partial_rotary_factor") * head_dim
+    rotary = rope.number("partial_rotary_factor", maximum=1.0) * head_dim
     if rotary != int(rotary):
         raise keys.error("partial_rotary_factor", f"a fraction of head_dim={head_dim}", rotary / head_dim)
     return AttentionShape(
@@ -110,7 +113,7 @@ def _moe(keys: ConfigReader) -> MoeShape:
     keys.only("decoder_sparse_step", allowed=(1,))
     keys.only("mlp_only_layers", allowed=([],))
     return MoeShape(
-        experts=keys.integer("num_experts"),
+        experts=keys.integer("num_experts", maximum=MAX_EXPERTS),
         top_k=keys.integer("num_experts_per_tok"),
         intermediate=keys.integer("moe_intermediate_size"),
         latent=None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from trtllm_replayssm.errors import CheckpointError, ConfigError
-from trtllm_replayssm.weights.config_reader import load_json
+from trtllm_replayssm.weights.config_reader import load_json, shown
 from trtllm_replayssm.weights.safetensors_file import SafetensorsFile, Tensor
 
 SINGLE = "model.safetensors"
@@ -42,9 +42,11 @@ def _open_indexed(directory: Path, weight_map: dict[str, str]) -> tuple[list[Saf
     tensors: dict[str, Tensor] = {}
     for name in sorted(set(weight_map.values())):
         if Path(name).name != name:
-            raise _error(INDEX, "file names without a folder", repr(name))
-        if not (directory / name).exists():
-            raise _error(name, "the file that the index names", "no such file", "Download the missing shard")
+            raise _error(INDEX, "file names without a folder", shown(name))
+        if not _is_file(directory / name):
+            raise _error(
+                shown(name, str), "the file that the index names", "no such file", "Download the missing shard"
+            )
         file = SafetensorsFile(directory / name)
         files.append(file)
         for tensor in file.tensors.values():
@@ -56,6 +58,13 @@ def _open_indexed(directory: Path, weight_map: dict[str, str]) -> tuple[list[Saf
         if tensor_name not in tensors:
             raise _error(tensor_name, f"in {file_name}, as the index says", "no such tensor there")
     return files, tensors
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # a name too long for the file system, or with characters that no name has
+        return False
 
 
 def _error(argument: str, expected: object, got: object, hint: str | None = None) -> CheckpointError:
