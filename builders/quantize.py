@@ -7,8 +7,9 @@ at all: everything is written to a folder beside it, which is renamed at the end
 from __future__ import annotations
 
 import json
+import os
+import secrets
 import shutil
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,20 +62,20 @@ def quantize(
     src, dst = Path(src_dir), Path(dst_dir)
     if recipe not in RECIPES:
         raise ConfigError("quantize", "recipe", expected=f"one of {sorted(RECIPES)}", got=repr(recipe))
-    if dst.exists() and (not dst.is_dir() or any(dst.iterdir())):
-        raise ConfigError("quantize", "dst_dir", expected="a new or an empty directory", got=str(dst))
+    _check_destination(dst)
     with Checkpoint.open(src) as source:
         _check_unquantised(source)
         plan = make_plan(source, recipe, fp8)
         if not plan.modules():
             raise ConfigError("quantize", "recipe", expected=f"matrices of recipe {recipe!r} in the model", got="none")
         dst.parent.mkdir(parents=True, exist_ok=True)
-        work = Path(tempfile.mkdtemp(prefix=f".{dst.name}-", dir=dst.parent))
+        work = dst.parent / f".{dst.name}-{secrets.token_hex(8)}"  # named before it exists: always ours to remove
         try:
+            work.mkdir(mode=0o700)
             files = _write_weights(plan, work, max_shard_bytes, progress)
             _write_configs(source, plan, work)
             copied = _copy_others(src, work)
-            work.chmod(0o755)  # mkdtemp makes it private
+            work.chmod(0o755)  # private until complete
             work.rename(dst)
         except BaseException:
             shutil.rmtree(work, ignore_errors=True)
@@ -87,6 +88,25 @@ def quantize(
             files=files,
             copied=copied,
         )
+
+
+def _check_destination(dst: Path) -> None:
+    """What the rename at the end would refuse, refused before the work: hours of it, for a large model."""
+    found = None
+    if dst.is_symlink():
+        found = "a symbolic link, which cannot be replaced by a directory"
+    elif dst.name in ("", ".."):
+        found = "no name of its own"
+    elif dst.exists():
+        if not dst.is_dir() or any(dst.iterdir()):
+            found = "one that is taken"
+        elif os.path.samefile(dst, "."):
+            found = "the current directory"
+        elif os.path.ismount(dst):
+            found = "a mount point"
+    if found is not None:
+        raise ConfigError("quantize", f"dst_dir {dst}", expected="a new or an empty directory", got=found,
+                          hint="Name a directory that does not exist yet")  # fmt: skip
 
 
 def _check_unquantised(source: Checkpoint) -> None:

@@ -78,6 +78,33 @@ def test_f03_impossible_scalar_scale_is_named(tmp_path: Path, part: str, value: 
         read_everything(directory)
 
 
+def test_a_multiplier_that_leaves_float32_is_named(tmp_path: Path) -> None:
+    tensors = nvfp4_experts()
+    scales = tensors[f"{EXPERT}.weight_scale"]
+    scales[:] = np.minimum(scales.astype(np.float32), 256).astype(E4M3)
+    scales[1, 1] = 256
+    edge = np.float32(np.finfo(np.float32).max / (6 * 256))
+    for value, fits in ((edge, True), (np.nextafter(edge, np.float32(np.inf)), False), (np.float32(3e38), False)):
+        tensors[f"{EXPERT}.weight_scale_2"] = np.asarray(value)
+        directory = write(tmp_path, QWEN_MOE, tensors, quant=NVFP4)
+        if fits:
+            with Checkpoint.open(directory) as checkpoint:
+                values = checkpoint.experts("model.layers.0.mlp.experts.up_proj").matrix(2).dequantize()
+            assert np.isfinite(values).all()
+        else:
+            with pytest.raises(CheckpointError, match=r"experts\.2\.up_proj\.weight_scale_2: .*finite in float32"):
+                read_everything(directory)
+
+
+def test_an_fp8_scale_that_leaves_float32_is_named(tmp_path: Path) -> None:
+    tensors = random_tensors(NEMOTRON)
+    name = "backbone.layers.0.mixer.in_proj.weight"
+    to_fp8(tensors, name, per_row=True)
+    tensors[f"{name}_scale"][3] = 1e36
+    with pytest.raises(CheckpointError, match=r"in_proj\.weight_scale: .*finite in float32"):
+        read_everything(write(tmp_path, NEMOTRON, tensors, quant={"quant_algo": "FP8"}))
+
+
 @pytest.mark.parametrize("code", [0x00, 0x80, 0xB8, 0x7F, 0xFF])  # 0, -0, -1, NaN, -NaN
 def test_d05_impossible_block_scale_is_named_with_its_place(tmp_path: Path, code: int) -> None:
     tensors = nvfp4_experts()

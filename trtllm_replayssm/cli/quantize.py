@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
+import threading
 from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
@@ -37,10 +41,11 @@ def run(arguments: argparse.Namespace) -> int:
     from trtllm_replayssm.builders.quantize import quantize
 
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, disable=not sys.stderr.isatty(), transient=True) as bar:
+    with _orderly_stop() as check_stopped, Progress(*columns, disable=not sys.stderr.isatty(), transient=True) as bar:
         task = bar.add_task("quantize", total=None)
 
         def advance(done: int, total: int, name: str) -> None:
+            check_stopped()
             bar.update(task, completed=done, total=total, description=name)
 
         report = quantize(
@@ -65,3 +70,34 @@ def run(arguments: argparse.Namespace) -> int:
     for module, reason in report.left.items():
         print(f"  left as it was: {module}: {reason}")
     return 0
+
+
+@contextmanager
+def _orderly_stop() -> Iterator[Callable[[], None]]:
+    """SIGTERM and SIGHUP raise SystemExit(128 + number) inside, so that what is half written is removed first.
+
+    The first one raises at once, later ones do not disturb the removal. Python drops an exception that falls into a
+    destructor, so that the function yielded raises it again; call it now and then. A SIGHUP that is ignored (nohup)
+    stays so.
+    """
+    received: list[int] = []
+
+    def check() -> None:
+        if received:
+            raise SystemExit(128 + received[0])
+
+    def stop(number: int, frame: object) -> None:
+        received.append(number)
+        if len(received) == 1:
+            check()
+
+    if threading.current_thread() is not threading.main_thread():  # only there can handlers be set
+        yield check
+        return
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    before = {n: signal.signal(n, stop) for n in numbers if signal.getsignal(n) not in (signal.SIG_IGN, None)}
+    try:
+        yield check
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

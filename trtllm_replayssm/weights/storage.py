@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trtllm_replayssm.dtypes import FP4_BLOCK
+from trtllm_replayssm.dtypes import E2M1_VALUES, FP4_BLOCK
 from trtllm_replayssm.errors import CheckpointError
 from trtllm_replayssm.weights.matrix import DenseMatrix, Fp8Matrix, Matrix, MatrixFormat, Nvfp4Matrix
 from trtllm_replayssm.weights.safetensors_file import Tensor
@@ -17,6 +17,7 @@ from trtllm_replayssm.weights.safetensors_file import Tensor
 FLOATS = ("BF16", "F16", "F32")
 _DENSE = {"BF16": MatrixFormat.BF16, "F16": MatrixFormat.F16, "F32": MatrixFormat.F32}
 _E4M3_NAN = 0x7F
+_E4M3_MAX = 448.0
 
 
 def checkpoint_error(argument: str, expected: object, got: object, hint: str | None = None) -> CheckpointError:
@@ -51,7 +52,7 @@ class MatrixStorage:
         return sum(tensor.nbytes for tensor in self.tensors())
 
     def read(self) -> Matrix:
-        """The matrix, its elements mapped; raises CheckpointError for a scale that is not positive and finite."""
+        """The matrix, its elements mapped; CheckpointError for a scale that is no positive number or too large."""
         if self.part is not None:
             expert, begin, end = self.part
             return DenseMatrix(self.weight.array()[expert, begin:end])
@@ -64,7 +65,10 @@ class MatrixStorage:
             assert self.scale is not None and self.scale_2 is not None
             block_scale = self.scale.array()
             _check_block_scale(self.scale.name, block_scale, weight)
-            return Nvfp4Matrix(weight, block_scale, read_scalar(self.scale_2), input_scale)
+            scale_2 = read_scalar(self.scale_2)
+            largest = block_scale.view(np.uint8).max(initial=0).view(block_scale.dtype)  # codes ascend with values
+            _check_range(self.scale_2.name, scale_2, max(E2M1_VALUES) * float(largest))
+            return Nvfp4Matrix(weight, block_scale, scale_2, input_scale)
         return DenseMatrix(weight)
 
 
@@ -143,7 +147,19 @@ def _fp8_scale(tensor: Tensor) -> NDArray[np.float32]:
     bad = ~(np.isfinite(values) & (values > 0))
     if bad.any():
         raise checkpoint_error(tensor.name, "positive, finite scales", float(values[bad].flat[0]))
+    _check_range(tensor.name, float(values.max(initial=0)), _E4M3_MAX)
     return values.reshape(()) if values.size == 1 else values.reshape(-1, 1)
+
+
+def _check_range(name: str, scale: float, largest: float) -> None:
+    """CheckpointError when an element of the magnitude `largest`, times `scale`, is no float32."""
+    with np.errstate(over="ignore"):
+        product = np.float64(scale * largest).astype(np.float32)
+    if not np.isfinite(product):
+        raise checkpoint_error(
+            name, f"a scale that leaves elements of up to {largest:g} finite in float32", scale,
+            "The checkpoint's export is damaged",
+        )  # fmt: skip
 
 
 def _check_block_scale(name: str, scale: NDArray[Any], packed: NDArray[np.uint8]) -> None:
