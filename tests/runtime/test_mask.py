@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from tests.runtime.fake_session import hash_model
 from tests.runtime.harness import DRAFTERS, VOCAB, bench, noisy
+from trtllm_replayssm.runtime.sampling.distribution import TokenHistory
 
 
 class Cycle:
@@ -72,13 +73,22 @@ def test_choices_follow_masks_of_their_own() -> None:
 def test_a_minimum_length_gives_way_where_the_mask_allows_end_tokens_only() -> None:
     class EndOnly(Cycle):
         def allowed(self, drafted: Sequence[int]) -> NDArray[np.bool_] | None:
-            return np.arange(VOCAB) == 0
+            return np.arange(VOCAB) == 5
 
         def accept(self, token: int) -> None:
-            assert token == 0
+            assert token == 5
 
         def fork(self) -> EndOnly:
             return self
 
-    output = bench(eos_ids=(0,)).one([1, 2], min_tokens=5, max_tokens=9, logits_mask=EndOnly())
-    assert output.token_ids == [0] and output.finish_reason == "stop"
+    output = bench(eos_ids=(5,)).one([1, 2], min_tokens=5, max_tokens=9, logits_mask=EndOnly())
+    assert output.token_ids == [5] and output.finish_reason == "stop"
+
+
+def test_a_forked_history_has_a_mask_of_its_own() -> None:
+    history = TokenHistory((1, 2), Cycle())
+    history.add(3)
+    fork = history.fork()
+    fork.add(1)
+    assert isinstance(history.mask, Cycle) and isinstance(fork.mask, Cycle)
+    assert (history.mask.emitted, fork.mask.emitted) == ([3], [3, 1])

@@ -188,6 +188,18 @@ def test_i18_choices_with_a_seed_are_distinct_reproducible_and_end_on_their_own(
 
 
 @pytest.mark.parametrize("route", ROUTES)
+def test_i18_a_stream_ends_each_choice_once_and_sends_nothing_of_it_afterwards(route: str) -> None:
+    with serving(bench("mtp", tokenizer=LETTERS, vocab=64, model=hash_model(64), eos_ids=(0, 1, 2, 3, 4))) as server:
+        response = post(server, route, stream=True, n=4, seed=5, temperature=1.3, max_tokens=25)
+        chunks = [json.loads(data)["choices"][0] for data in events(response.text)[:-1]]
+        for index in range(4):
+            reasons = [chunk["finish_reason"] for chunk in chunks if chunk["index"] == index]
+            assert reasons[-1] in ("stop", "length") and reasons[:-1] == [None] * (len(reasons) - 1)
+        ends = [i for i, chunk in enumerate(chunks) if chunk["finish_reason"]]
+        assert len(ends) == 4 and ends != list(range(len(chunks) - 4, len(chunks)))  # they end at different times
+
+
+@pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("wanted", [True, False, None])
 def test_i19_a_stream_ends_with_one_usage_chunk_without_choices_when_asked(route: str, wanted: bool | None) -> None:
     with serving(scripted([0, 1, 0, 2], tokenizer=LETTERS, eos_ids=(2,))) as server:
@@ -231,8 +243,9 @@ def test_characters_cut_into_several_tokens_reach_a_stream_whole(drafts: bool) -
         assert [chunk["text"] for chunk in chunks if "\ufffd" in chunk["text"]] == [chunks[-1]["text"]]
 
 
-def test_a_stream_of_scores_names_every_token_once() -> None:
-    with serving(scripted([14, 15, 0, 1, 2], tokenizer=LETTERS, eos_ids=(2,))) as server:
+@pytest.mark.parametrize("drafts", [True, False])
+def test_a_stream_of_scores_names_every_token_once(drafts: bool) -> None:
+    with serving(scripted([14, 15, 0, 1, 2], tokenizer=LETTERS, eos_ids=(2,), drafts=drafts)) as server:
         stream = post(server, ROUTES[0], stream=True, logprobs=1).text
         chunks = [json.loads(data)["choices"][0] for data in events(stream)[:-1]]
         names = [name for chunk in chunks for name in chunk["logprobs"]["tokens"]]

@@ -51,7 +51,9 @@ def steps(server: Service) -> int:
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("reset", [True, False])
 @pytest.mark.parametrize("n", [1, 3])
-def test_i14_leaving_while_tokens_come_frees_every_slot_within_a_few_steps(stream: bool, reset: bool, n: int) -> None:
+def test_i14_leaving_while_tokens_come_frees_every_slot_within_a_few_steps(
+    stream: bool, reset: bool, n: int, caplog: pytest.LogCaptureFixture
+) -> None:
     with serving(machine()) as server, live(server):
         connection = send(server, body(stream=stream, n=n, temperature=1.0))
         wait_for(lambda: server.llm.load().running == n and steps(server) > 3, "decoding")
@@ -63,6 +65,7 @@ def test_i14_leaving_while_tokens_come_frees_every_slot_within_a_few_steps(strea
         assert steps(server) - before <= STEPS
         wait_for(lambda: server.gate.inside == 0, "the gate")
         assert server.meters.finished == {"cancelled": n}
+    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
 
 
 @pytest.mark.parametrize("stream", [True, False])

@@ -144,7 +144,6 @@ async def load(url: str, pid: int, cases: list[Case], tally: Tally) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
 def test_a_mixed_load_leaks_no_slot_crosses_no_stream_and_keeps_memory_flat(
     tmp_path: Path, record_property: Any
 ) -> None:

@@ -15,6 +15,7 @@ from tests.runtime.harness import bench
 from tests.server.harness import NAME, QWEN, live, over_asgi, service
 from tests.server.scripted import serving
 from trtllm_replayssm import LLM, MTPDecodingConfig
+from trtllm_replayssm.runtime.scheduler.times import RequestTimes
 from trtllm_replayssm.runtime.server.service import Service
 
 BODY = {"model": NAME, "prompt": [1, 2, 3], "max_tokens": 30, "detokenize": False, "ignore_eos": True}
@@ -64,6 +65,16 @@ def test_counters_are_the_engines_and_latencies_the_servers() -> None:
         assert wait < first < total
         idle = {"requests_running": 0, "requests_waiting": 0, "slots_used": 0, "slots": 4, "kv_cache_utilization": 0}
         assert {name: after[f"replayssm_{name}"] for name in idle} == idle
+
+
+def test_the_queue_time_ends_with_the_first_slot_and_the_first_token_stays_the_first() -> None:
+    times = RequestTimes()
+    times.admit()
+    times.emit()
+    first = (times.admitted, times.first_token)
+    times.admit()  # after a preemption
+    times.emit()
+    assert (times.admitted, times.first_token) == first and times.finished is None
 
 
 def test_two_servers_of_one_process_have_numbers_of_their_own() -> None:

@@ -16,6 +16,7 @@ from tests.server.harness import NAME, ask, live, over_asgi, service, wait_for
 from tests.server.scripted import LETTERS, serving, slow
 from trtllm_replayssm.runtime.llm import LLM
 from trtllm_replayssm.runtime.sampling.params import SamplingParams
+from trtllm_replayssm.runtime.server.errors import MAX_MESSAGE, error_object
 from trtllm_replayssm.runtime.server.service import Service
 
 COMPLETION = {"model": NAME, "prompt": "a"}
@@ -102,6 +103,7 @@ def test_values_of_the_body_are_not_echoed_at_length() -> None:
     with serving(scripted([0, 2], tokenizer=LETTERS, eos_ids=(2,))) as server:
         for field, value in (("x" * 90_000, 1), ("model", "m" * 900), ("stop", [[9] * 9999])):
             assert len(ask(server, "/v1/completions", {**COMPLETION, field: value}).content) < 2000
+    assert len(error_object(400, "x" * 5000)["error"]["message"]) == MAX_MESSAGE
 
 
 def test_paths_and_methods_that_do_not_exist() -> None:
@@ -182,6 +184,20 @@ def test_a_full_queue_is_429_with_retry_after_and_opens_again() -> None:
             wait_for(lambda: server.gate.inside == 0, "an empty gate")
             assert client.post("/v1/completions", json={**body, "max_tokens": 1}).status_code == 200
         assert server.gate.refused == 1
+
+
+def test_a_server_that_drains_refuses_and_says_so() -> None:
+    with serving(bench()) as server:
+
+        async def talk(client: httpx.AsyncClient) -> None:
+            await server.drain()
+            body = {"model": NAME, "prompt": [1], "detokenize": False}
+            refused = await client.post("/v1/completions", json=body)
+            assert error(refused, 503)["code"] == "server_stopping" and int(refused.headers["Retry-After"]) >= 1
+            assert error(await client.get("/health"), 503)["type"] == "server_error"
+            assert (await client.get("/status.json")).json()["stopping"] is True
+
+        over_asgi(server, talk)
 
 
 def test_one_call_may_hold_more_choices_than_the_queue_when_nothing_else_runs() -> None:
