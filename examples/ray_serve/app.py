@@ -1,0 +1,82 @@
+"""Data-parallel replicas behind one address, through Ray Serve.
+
+    pip install 'trtllm-replayssm[serve,ray]'
+    cd examples/ray_serve; serve run --working-dir . app:build model=/path/to/checkpoint replicas=2
+
+Each replica is a deployment of its own, so that the router, and not Ray's load balancer, decides who gets a request:
+see `routing`. `config=FILE.yaml` takes the same file as `trtllm-replayssm serve --config`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+from ray import serve
+from ray.serve.handle import DeploymentHandle
+from replica import Replica
+from routing import REPLICA_HEADER, affinity_key, choose, rank
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+
+from trtllm_replayssm.runtime.server.launch import read_yaml
+
+QUEUE = 1024  # requests in one replica: its own server refuses with 429 before
+
+
+@serve.deployment(max_ongoing_requests=QUEUE, ray_actor_options={"num_cpus": 0})
+class Router:
+    """Forwards each request to the replica that has its beginning, and counts what each one has to do."""
+
+    def __init__(self, *replicas: DeploymentHandle) -> None:
+        self.replicas = [handle.options(stream=True) for handle in replicas]
+        self.loads = [0] * len(replicas)
+        self.capacity: int | None = None
+        self._ask = replicas[0]
+
+    async def __call__(self, request: Request) -> Response:
+        """One HTTP request."""
+        body = await request.body()
+        if self.capacity is None:
+            self.capacity = await self._ask.capacity.remote()
+        headers = dict(request.headers)
+        asked = headers.get(REPLICA_HEADER)
+        if asked is None:
+            order = rank(affinity_key(headers, body), len(self.replicas))
+            chosen = choose(order, self.loads, self.capacity)
+        elif asked.isdecimal() and int(asked) < len(self.replicas):
+            chosen = int(asked)
+        else:
+            return JSONResponse({"error": {"message": f"{REPLICA_HEADER}: expected 0..{len(self.replicas) - 1}"}}, 400)
+        self.loads[chosen] += 1
+        parts = self._parts(chosen, request, headers, body)
+        try:
+            status, names = await anext(parts)
+        except BaseException:
+            await parts.aclose()
+            raise
+        names.pop("content-length", None)
+        return StreamingResponse(parts, status, {**names, REPLICA_HEADER: str(chosen)})
+
+    async def _parts(self, chosen: int, request: Request, headers: dict[str, str], body: bytes) -> AsyncIterator[Any]:
+        """Status and headers, then the body; tells the replica when the client leaves before the end."""
+        query = request.url.query.encode()
+        answer = self.replicas[chosen].call.remote(request.method, request.url.path, query, headers, body)
+        try:
+            async for part in answer:
+                yield part
+        finally:
+            self.loads[chosen] -= 1
+            answer.cancel()
+
+
+def build(args: dict[str, str]) -> serve.Application:
+    """The application that `serve run app:build model=... replicas=... config=...` starts."""
+    config = read_yaml(args["config"]) if "config" in args else {}
+    gpus = float(args.get("gpus", 0))
+    options: dict[str, Any] = {"max_ongoing_requests": QUEUE, "ray_actor_options": {"num_cpus": 1, "num_gpus": gpus}}
+    replicas = [
+        serve.deployment(Replica).options(name=f"replica-{i}", **options).bind(args["model"], config)
+        for i in range(int(args.get("replicas", 2)))
+    ]
+    return Router.bind(*replicas)
