@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import index
 
+from trtllm_replayssm.checks import shown
 from trtllm_replayssm.errors import RequestError
 from trtllm_replayssm.runtime.sampling.params import SamplingParams
 from trtllm_replayssm.runtime.scheduler.output import EndRules
@@ -42,7 +44,7 @@ class Intake:
             encoded = self.tokenizer.encode(prompt, add_special_tokens=params.add_special_tokens)
             ids = self._checked("prompt", encoded)  # a tokenizer may know more ids than the model
         else:
-            ids = self._checked("prompt", prompt)
+            ids = self._checked("prompt", _items(prompt))
         if params.truncate_prompt_tokens is not None:
             ids = ids[-params.truncate_prompt_tokens :]
         if not ids:
@@ -105,8 +107,32 @@ class Intake:
             return frozenset()
         return frozenset(self._checked("end_id", (params.end_id,)))
 
-    def _checked(self, name: str, ids: Sequence[int]) -> tuple[int, ...]:
-        for token in ids:
-            if isinstance(token, bool) or not hasattr(token, "__index__") or not 0 <= token < self.vocab:
-                raise RequestError("add_request", name, expected=f"token ids in 0..{self.vocab - 1}", got=repr(token))
-        return tuple(int(token) for token in ids)
+    def _checked(self, name: str, ids: Iterable[object]) -> tuple[int, ...]:
+        found = []
+        for item in ids:
+            token = _token(item)
+            if token is None or not 0 <= token < self.vocab:
+                raise RequestError("add_request", name, expected=f"token ids in 0..{self.vocab - 1}", got=shown(item))
+            found.append(token)
+        return tuple(found)
+
+
+def _items(prompt: object) -> list[object]:
+    """What a prompt that is no text holds."""
+    try:
+        if isinstance(prompt, (bytes, bytearray, Mapping)):
+            raise TypeError("iterates over something else than token ids")
+        return list(prompt)  # type: ignore[call-overload, no-any-return]  # refused here when it is no sequence
+    except TypeError as error:
+        raise RequestError(
+            "add_request", "prompt", expected="text or a sequence of token ids", got=shown(prompt)
+        ) from error
+
+
+def _token(item: object) -> int | None:
+    """The integer of a Python, numpy or torch scalar; None for a float, a boolean, an array, or anything else."""
+    plain = item.tolist() if hasattr(item, "tolist") else item
+    try:
+        return None if isinstance(plain, bool) else index(plain)  # type: ignore[arg-type]  # refused when it is none
+    except TypeError:
+        return None

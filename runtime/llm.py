@@ -202,7 +202,7 @@ class LLM:
 
 def _split(inputs: Prompt | Sequence[Prompt]) -> tuple[bool, list[Prompt]]:
     """(whether it is one prompt, the prompts). A sequence that holds no number first is a list of prompts."""
-    if isinstance(inputs, (str, Mapping)):
+    if isinstance(inputs, (str, bytes, bytearray, Mapping)):  # bytes are no ids; the engine says so
         return True, [inputs]
     try:
         items: list[object] = list(inputs)

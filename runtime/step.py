@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from trtllm_replayssm.errors import RequestError
 from trtllm_replayssm.runtime.prefix.reuse import PrefixReuse
 from trtllm_replayssm.runtime.sampling.distribution import Logits, broken
 from trtllm_replayssm.runtime.scheduler.output import FinishReason
@@ -149,7 +150,10 @@ class StepRunner:
         ]
 
     def _emit(self, choice: Choice, logits: Logits) -> int:
-        """Verify one row's logits [n + 1, V]; returns how many tokens it emitted, 0 when the row is broken."""
+        """Verify one row's logits [n + 1, V]; returns how many tokens it emitted, 0 when the row is broken.
+
+        A row that cannot be drawn from to its end ends its choice, after the tokens before that point.
+        """
         if broken(logits):
             choice.output.finish(FinishReason.ERROR, NOT_A_NUMBER)
             return 0
@@ -160,9 +164,15 @@ class StepRunner:
             seed=choice.seed,
             position=choice.position,
         )
-        emitted = verify(logits, choice.draft, context, choice.output.push)
+        before = len(choice.output.token_ids)
+        try:
+            verify(logits, choice.draft, context, choice.output.push)
+        except RequestError as error:
+            choice.output.finish(FinishReason.ERROR, str(error))
+        emitted = len(choice.output.token_ids) - before
         self._stats.output_tokens += emitted
-        choice.request.times.emit()
+        if emitted:
+            choice.request.times.emit()
         return emitted
 
     def _draft(self, progress: Sequence[Progress]) -> None:

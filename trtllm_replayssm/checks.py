@@ -18,3 +18,12 @@ def require_type(operation: str, name: str, value: object, *types: type) -> None
     if not isinstance(value, types):
         names = " or ".join("None" if t is type(None) else t.__name__ for t in types)
         raise ConfigError(operation, name, expected=names, got=f"{type(value).__name__} {value!r}")
+
+
+def shown(value: object, most: int = 80) -> str:
+    """repr for an error message: cut, and also for what cannot be printed, such as an integer of too many digits."""
+    try:
+        text = repr(value)
+    except Exception as error:  # the value is a caller's
+        return f"{type(value).__name__} ({type(error).__name__} when printed)"
+    return text if len(text) <= most else f"{text[:most]}..."

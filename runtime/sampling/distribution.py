@@ -11,7 +11,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from trtllm_replayssm.runtime.sampling.mask import LogitsMask
+from trtllm_replayssm.errors import RequestError
+from trtllm_replayssm.runtime.sampling.mask import GuardedMask
 from trtllm_replayssm.runtime.sampling.params import SamplingParams
 
 Scores = NDArray[np.float64]
@@ -24,14 +25,14 @@ class TokenHistory:
     A mask of the choice's own travels along, because it follows the same emitted tokens and forks with them.
     """
 
-    def __init__(self, prompt_ids: Sequence[int], mask: LogitsMask | None = None) -> None:
+    def __init__(self, prompt_ids: Sequence[int], mask: GuardedMask | None = None) -> None:
         self.mask = mask
         self._prompt = frozenset(prompt_ids)
         self._counts: dict[int, int] = {}
         self.num_output = 0
 
     def add(self, token: int) -> None:
-        """Count one more output token."""
+        """Count one more output token. Raises RequestError when the mask cannot follow."""
         self._counts[token] = self._counts.get(token, 0) + 1
         self.num_output += 1
         if self.mask is not None:
@@ -69,14 +70,18 @@ def penalised(
 
     drafted: draft tokens before this position, counted as output. stop_ids: end and stop tokens, masked while the
     output (drafts included) is shorter than params.min_tokens, unless the mask allows nothing else.
+    Raises RequestError when the mask fails, or when no finite score is left to draw from.
     """
     scores = logits.astype(np.float64)
     if params.penalises:
         _penalise(scores, params, history, drafted)
     if history.mask is not None:
-        allowed = history.mask.allowed(drafted)
+        allowed = history.mask.allowed(drafted, scores.size)
         if allowed is not None:
             scores[~allowed] = -np.inf
+    best = scores.max()  # NaN wins a maximum
+    if not np.isfinite(best):
+        raise RequestError("sampling", "scores", expected="a finite best score after penalties and mask", got=best)
     if history.num_output + len(drafted) < (params.min_tokens or 0):
         longer: Scores = scores.copy()
         longer[list(stop_ids)] = -np.inf
@@ -106,7 +111,10 @@ def _penalise(scores: Scores, params: SamplingParams, history: TokenHistory, dra
 
 
 def probabilities(scores: Scores, params: SamplingParams) -> Scores:
-    """Scores [V] float64 -> probabilities [V] float64 that sum to 1, after temperature and filters."""
+    """Scores [V] float64 -> probabilities [V] float64 that sum to 1, after temperature and filters.
+
+    Raises RequestError when they do not add up to a positive finite number.
+    """
     temperature = 1.0 if params.temperature is None else params.temperature
     with np.errstate(over="ignore"):  # a tiny temperature: -inf, weight 0, is what is meant
         weights = np.exp((scores - scores.max()) / temperature)
@@ -116,7 +124,10 @@ def probabilities(scores: Scores, params: SamplingParams) -> Scores:
         weights = _top_p(weights, params.top_p)
     if params.min_p:
         weights = np.where(weights >= params.min_p * weights.max(), weights, 0.0)
-    return np.asarray(weights / weights.sum())
+    total = weights.sum()
+    if not 0 < total < np.inf:
+        raise RequestError("sampling", "probabilities", expected="a positive finite total", got=total)
+    return np.asarray(weights / total)
 
 
 def _best(weights: Scores, k: int) -> NDArray[np.int64]:

@@ -5,16 +5,20 @@ Not here: what is done with them (`distribution`, `logprobs`, the scheduler's ou
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
+from trtllm_replayssm.checks import shown
 from trtllm_replayssm.errors import RequestError
 from trtllm_replayssm.runtime.sampling.mask import LogitsMask
 
 MAX_SEED = 1 << 64
 MAX_CHOICES = 128
 MAX_LOGPROBS = 100
+# Far beyond any use, and far from where a score of float64 would overflow whatever the logits and the counts are.
+MAX_TEMPERATURE = 1e4
+MAX_PENALTY = 1e4
+MAX_BIAS = 1e4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,14 +28,16 @@ class SamplingParams:
     max_tokens: output tokens at most; None: up to the sequence limit. min_tokens: before that many, end and stop
         tokens cannot be drawn and stop strings do not count.
     temperature (1 when unset), top_k (0: all), top_p, min_p: filters in this order. Decoding is greedy when
-        temperature is 0, top_k is 1 or top_p is 0, and when none of temperature, top_k, top_p is set.
+        temperature is 0, top_k is 1 or top_p is 0, and when none of temperature, top_k, top_p is set. temperature:
+        0..1e4; a tiny one draws the best token, of equals each as often.
     seed: 64-bit; unset: derived from the engine's seed and the request's number. n: choices.
     stop: strings that end the text; stop_token_ids: tokens that do; end_id: overrides the model's end tokens
         (-1: none); ignore_eos: end tokens do not stop.
     include_stop_str_in_output: keep the stop string or stop token in the text. Token ids are never cut: they hold
         every generated token through the one that ended the sequence.
-    repetition_penalty counts prompt and output; presence_penalty and frequency_penalty count output only.
-    logit_bias: additive, by token id. logprobs: None off, 0 the drawn token, k also the k best.
+    repetition_penalty (1e-4..1e4) counts prompt and output; presence_penalty and frequency_penalty (-1e4..1e4) count
+        output only.
+    logit_bias: additive, by token id, -1e4..1e4. logprobs: None off, 0 the drawn token, k also the k best.
     pad_id: accepted for compatibility; rows are padded without a token. truncate_prompt_tokens: keep the last k.
     detokenize: False leaves the text empty. add_special_tokens: as the tokenizer's, for text prompts.
     logits_mask: tokens that may be drawn, at its state before any output; each choice follows a fork of its own.
@@ -77,16 +83,21 @@ class SamplingParams:
             if getattr(self, name) is not None:
                 _integer(self, name, low, high)
         for name, low_value, high_value in (
-            ("temperature", 0.0, math.inf),
+            ("temperature", 0.0, MAX_TEMPERATURE),
             ("top_p", 0.0, 1.0),
             ("min_p", 0.0, 1.0),
-            ("presence_penalty", -math.inf, math.inf),
-            ("frequency_penalty", -math.inf, math.inf),
+            ("presence_penalty", -MAX_PENALTY, MAX_PENALTY),
+            ("frequency_penalty", -MAX_PENALTY, MAX_PENALTY),
+            ("repetition_penalty", 1 / MAX_PENALTY, MAX_PENALTY),
         ):
-            _real(self, name, low_value, high_value)
-        _real(self, "repetition_penalty", 0.0, math.inf, open_low=True)
+            value = getattr(self, name)
+            if value is not None and not _inside(value, low_value, high_value):
+                raise RequestError(
+                    "SamplingParams", name, expected=f"a number in {low_value:g}..{high_value:g}", got=shown(value)
+                )
         self._check_stops()
         self._check_bias()
+        self._check_mask()
         if self.max_tokens is not None and self.min_tokens is not None and self.min_tokens > self.max_tokens:
             raise RequestError(
                 "SamplingParams", "min_tokens", expected=f"at most max_tokens={self.max_tokens}", got=self.min_tokens
@@ -94,22 +105,38 @@ class SamplingParams:
 
     def _check_stops(self) -> None:
         if self.stop is not None and not isinstance(self.stop, Sequence):
-            raise RequestError("SamplingParams", "stop", expected="a string or a list of them", got=repr(self.stop))
+            raise RequestError("SamplingParams", "stop", expected="a string or a list of them", got=shown(self.stop))
         for text in self.stops:
             if not isinstance(text, str) or not text:
-                raise RequestError("SamplingParams", "stop", expected="non-empty strings", got=repr(self.stop))
+                raise RequestError("SamplingParams", "stop", expected="non-empty strings", got=shown(self.stop))
         if self.stops and not self.detokenize:
             raise RequestError("SamplingParams", "stop", expected="detokenize=True with stop strings", got="False")
-        for token in self.stop_token_ids or ():
+        ids = self.stop_token_ids
+        if ids is not None and (not isinstance(ids, (Sequence, Set)) or isinstance(ids, (str, bytes))):
+            raise RequestError("SamplingParams", "stop_token_ids", expected="a list of token ids", got=shown(ids))
+        for token in ids or ():
             if isinstance(token, bool) or not isinstance(token, int) or token < 0:
-                raise RequestError("SamplingParams", "stop_token_ids", expected="token ids", got=repr(token))
+                raise RequestError("SamplingParams", "stop_token_ids", expected="token ids", got=shown(token))
 
     def _check_bias(self) -> None:
+        if self.logit_bias is not None and not isinstance(self.logit_bias, Mapping):
+            raise RequestError(
+                "SamplingParams", "logit_bias", expected="a mapping of token ids to numbers", got=shown(self.logit_bias)
+            )
         for token, value in (self.logit_bias or {}).items():
             if isinstance(token, bool) or not isinstance(token, int) or token < 0:
-                raise RequestError("SamplingParams", "logit_bias", expected="token ids as keys", got=repr(token))
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-                raise RequestError("SamplingParams", "logit_bias", expected="finite numbers", got=repr(value))
+                raise RequestError("SamplingParams", "logit_bias", expected="token ids as keys", got=shown(token))
+            if not _inside(value, -MAX_BIAS, MAX_BIAS):
+                raise RequestError(
+                    "SamplingParams", "logit_bias", expected=f"numbers in {-MAX_BIAS:g}..{MAX_BIAS:g}", got=shown(value)
+                )
+
+    def _check_mask(self) -> None:
+        methods = ("allowed", "accept", "fork")
+        if self.logits_mask is not None and not all(callable(getattr(self.logits_mask, m, None)) for m in methods):
+            raise RequestError(
+                "SamplingParams", "logits_mask", expected=f"an object with {methods}", got=shown(self.logits_mask)
+            )
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -141,14 +168,9 @@ def _integer(params: SamplingParams, name: str, low: int, high: int | None) -> N
     legal = isinstance(value, int) and not isinstance(value, bool) and value >= low and (high is None or value <= high)
     if not legal:
         bound = f">= {low}" if high is None else f"in {low}..{high}"
-        raise RequestError("SamplingParams", name, expected=f"an integer {bound}", got=repr(value))
+        raise RequestError("SamplingParams", name, expected=f"an integer {bound}", got=shown(value))
 
 
-def _real(params: SamplingParams, name: str, low: float, high: float, *, open_low: bool = False) -> None:
-    value = getattr(params, name)
-    if value is None:
-        return
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not number or not math.isfinite(value) or not low <= value <= high or (open_low and value == low):
-        bound = f"{'above' if open_low else 'from'} {low} to {high}"
-        raise RequestError("SamplingParams", name, expected=f"a finite number {bound}", got=repr(value))
+def _inside(value: object, low: float, high: float) -> bool:
+    """Whether value is a number in low..high; NaN and booleans are none."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and low <= value <= high

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from enum import Enum
 
 from trtllm_replayssm.runtime.sampling.distribution import TokenHistory
+from trtllm_replayssm.runtime.sampling.mask import GuardedMask
 from trtllm_replayssm.runtime.sampling.params import SamplingParams
 from trtllm_replayssm.runtime.scheduler.output import EndRules, FinishReason, OutputBuffer
 from trtllm_replayssm.runtime.scheduler.times import RequestTimes
@@ -82,7 +83,7 @@ class Choice:
         self.seed = seed
         self.output = output
         mask = request.params.logits_mask
-        self.history = TokenHistory(request.prompt_ids, None if mask is None else mask.fork())
+        self.history = TokenHistory(request.prompt_ids, None if mask is None else GuardedMask(mask).fork())
         self.state = RequestState.WAITING
         self.slot: int | None = None
         self.prefilled = 0  # prompt tokens that the slot has absorbed

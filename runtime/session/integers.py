@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from operator import index
 
+from trtllm_replayssm.checks import shown
 from trtllm_replayssm.errors import ContractError
 
 INT64 = (-(1 << 63), (1 << 63) - 1)
@@ -17,8 +18,8 @@ def integers(operation: str, argument: str, values: Iterable[object], low: int, 
         try:
             number = index(value)  # type: ignore[arg-type]  # refused here when it is none
         except TypeError as error:
-            raise ContractError(operation, argument, expected="integers", got=repr(value)[:80]) from error
+            raise ContractError(operation, argument, expected="integers", got=shown(value)) from error
         if not low <= number <= high:
-            raise ContractError(operation, argument, expected=f"integers in {low}..{high}", got=repr(number)[:80])
+            raise ContractError(operation, argument, expected=f"integers in {low}..{high}", got=shown(number))
         found.append(number)
     return found

@@ -11,8 +11,8 @@ from typing import Protocol
 
 import numpy as np
 
-from trtllm_replayssm.errors import ConfigError
-from trtllm_replayssm.runtime.sampling.distribution import Logits, Scores, broken, penalised, probabilities
+from trtllm_replayssm.errors import ConfigError, RequestError
+from trtllm_replayssm.runtime.sampling.distribution import Logits, Scores, penalised, probabilities
 from trtllm_replayssm.runtime.speculative.drafter import NO_DRAFT, Draft, DraftContext
 from trtllm_replayssm.spec.accept import draw
 from trtllm_replayssm.spec.philox import Domain, uniform
@@ -77,11 +77,13 @@ class MtpDrafter:
         """The next draft of one row; a sampled one leaves its distribution in `distributions`."""
         if not self._sample or context.params.greedy:
             return int(np.argmax(logits))
-        if broken(logits):
-            # A head gone astray must not stop its request: any draft will do, it is only rejected.
-            logits = np.zeros_like(logits)
-        scores = penalised(logits, context.params, context.history, drafted, context.stop_ids)
-        p = probabilities(scores, context.params)
+        try:
+            scores = penalised(logits, context.params, context.history, drafted, context.stop_ids)
+            p = probabilities(scores, context.params)
+        except RequestError:
+            # Neither a head gone astray nor a mask without an answer here, where verification may never get, is the
+            # request's end: any draft will do, it is only rejected.
+            p = np.full(logits.size, 1 / logits.size)
         distributions.append(p)
         position = len(context.tokens) + len(drafted)
         return draw(p, uniform(context.seed, position, Domain.DRAFT))

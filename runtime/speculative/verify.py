@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from trtllm_replayssm.errors import RequestError
 from trtllm_replayssm.runtime.sampling.distribution import Logits, Scores, TokenHistory, penalised, probabilities
 from trtllm_replayssm.runtime.sampling.logprobs import TokenLogprobs, token_logprobs
 from trtllm_replayssm.runtime.sampling.params import SamplingParams
@@ -41,6 +42,7 @@ def verify(
 
     logits: [n + 1, V] after the base token and each of the n drafts, without NaN. finished(token, logprobs) takes an
     emitted token and says whether the request ends with it. context.history then counts the emitted tokens.
+    Raises RequestError where a token cannot be drawn; those before it have been offered to `finished`.
     """
     tokens: list[int] = []
     for token in _emitted(logits, draft, context):
@@ -56,14 +58,31 @@ def verify(
 
 def _emitted(logits: Logits, draft: Draft, context: VerifyContext) -> Iterator[int]:
     if draft.q is not None and not context.params.greedy:
-        p = np.stack([_distribution(logits, draft, context, s) for s in range(len(draft) + 1)])
-        yield from accept_general(p, draft.q, draft.tokens, context.seed, context.position).tokens
+        p = _reachable(logits, draft, context)
+        drafts = len(p) - 1
+        yield from accept_general(p, draft.q[:drafts], draft.tokens[:drafts], context.seed, context.position).tokens
         return
     for s in range(len(draft) + 1):
         token = _draw(logits, draft, context, s)
         yield token
         if s == len(draft) or token != draft.tokens[s]:
             return
+
+
+def _reachable(logits: Logits, draft: Draft, context: VerifyContext) -> Scores:
+    """Distributions [m + 1, V] up to the first position without one: it may lie behind a rejected draft or the end.
+
+    If it does not, a later step begins there. Raises RequestError when that is the first position.
+    """
+    rows: list[Scores] = []
+    for s in range(len(draft) + 1):
+        try:
+            rows.append(_distribution(logits, draft, context, s))
+        except RequestError:
+            if not rows:
+                raise
+            break
+    return np.stack(rows)
 
 
 def _draw(logits: Logits, draft: Draft, context: VerifyContext, s: int) -> int:

@@ -35,8 +35,15 @@ def history(prompt: Sequence[int] = (), output: Sequence[int] = ()) -> TokenHist
         ("stop", [1]), ("stop_token_ids", [-1]), ("stop_token_ids", ["1"]), ("end_id", -2),
         ("repetition_penalty", 0.0), ("presence_penalty", math.inf), ("frequency_penalty", math.nan),
         ("logprobs", -1), ("logprobs", 101), ("truncate_prompt_tokens", 0), ("logit_bias", {-1: 1.0}),
-        ("logit_bias", {1: math.inf}), ("logit_bias", {"1": 1.0}),
+        ("logit_bias", {1: math.inf}), ("logit_bias", {"1": 1.0}), ("logit_bias", [1]), ("logit_bias", {1: 1.7e308}),
+        ("logit_bias", {1: -10_001}), ("logit_bias", {1: 10**400}), ("stop_token_ids", 5), ("stop_token_ids", "5"),
+        ("stop_token_ids", b"5"), ("temperature", 10**400), ("temperature", 1.1e4), ("temperature", 10**5000),
+        ("presence_penalty", -1e308), ("presence_penalty", 10**400), ("frequency_penalty", -1e308),
+        ("frequency_penalty", 1.1e4), ("repetition_penalty", 1e-320), ("repetition_penalty", 9e-5),
+        ("repetition_penalty", 1.1e4), ("top_p", 10**400), ("min_p", 10**400), ("max_tokens", -(10**5000)),
+        ("seed", 10**5000), ("stop", 10**5000),
     ],
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )  # fmt: skip
 def test_a_bad_setting_is_refused_by_name(field: str, value: object) -> None:
     with pytest.raises(RequestError, match=f"SamplingParams: {field}: expected .*, got"):
@@ -147,6 +154,16 @@ def test_i11_logprobs_of_zero_one_and_more_than_the_vocabulary(top: int, ids: li
     for token, entry in entries.items():
         assert entry.logprob == pytest.approx(float(expected[token]), abs=1e-6)
     assert {t: e.rank for t, e in entries.items() if t in (0, 1, 2, 4)}.items() <= {0: 1, 1: 2, 4: 2, 2: 4}.items()
+
+
+@pytest.mark.filterwarnings("ignore:invalid value")
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_scores_without_a_finite_best_one_are_no_distribution(value: float) -> None:
+    logits = np.full(4, value, np.float32)
+    with pytest.raises(RequestError, match="finite best score"):
+        penalised(logits, SamplingParams(), history(), (), NONE)
+    with pytest.raises(RequestError, match="positive finite total"):
+        probabilities(logits.astype(np.float64), SamplingParams(temperature=1.0))
 
 
 def test_logits_that_cannot_be_sampled_from_are_seen() -> None:
