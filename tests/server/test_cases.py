@@ -14,10 +14,10 @@ import httpx
 import numpy as np
 import pytest
 
-from tests.runtime.fake_session import hash_model
+from tests.runtime.fake_session import hash_model, script_model
 from tests.runtime.harness import Bench, bench, noisy, scripted
 from tests.server.harness import NAME, ask, events, over_asgi
-from tests.server.scripted import LETTERS, serving
+from tests.server.scripted import LETTERS, serving, slow
 from trtllm_replayssm.runtime.sampling.distribution import Logits
 from trtllm_replayssm.runtime.server.logprobs import LOWEST
 from trtllm_replayssm.runtime.server.service import Service
@@ -243,12 +243,14 @@ def test_characters_cut_into_several_tokens_reach_a_stream_whole(drafts: bool) -
         assert [chunk["text"] for chunk in chunks if "\ufffd" in chunk["text"]] == [chunks[-1]["text"]]
 
 
-@pytest.mark.parametrize("drafts", [True, False])
-def test_a_stream_of_scores_names_every_token_once(drafts: bool) -> None:
-    with serving(scripted([14, 15, 0, 1, 2], tokenizer=LETTERS, eos_ids=(2,), drafts=drafts)) as server:
+@pytest.mark.parametrize("seconds", [0, 0.03])
+def test_a_stream_of_scores_names_every_token_once_however_it_is_cut(seconds: float) -> None:
+    model = slow(script_model(64, 1, [14, 15, 0, 1, 2]), seconds)
+    with serving(bench(model=model, vocab=64, tokenizer=LETTERS, eos_ids=(2,))) as server:
         stream = post(server, ROUTES[0], stream=True, logprobs=1).text
         chunks = [json.loads(data)["choices"][0] for data in events(stream)[:-1]]
         names = [name for chunk in chunks for name in chunk["logprobs"]["tokens"]]
         offsets = [at for chunk in chunks for at in chunk["logprobs"]["text_offset"]]
         assert names[2:] == ["a", "b", "<end>"] and len(names) == 5
+        assert seconds == 0 or len(chunks) > 2
         assert offsets == [sum(map(len, names[:i])) for i in range(5)]
