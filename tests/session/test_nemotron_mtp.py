@@ -176,6 +176,7 @@ def test_the_sessions_drafts_are_those_of_interpreter_and_equations(tmp_path: Pa
         Interpreter(tmp_path),
         Equations(tensors(CONFIG)),
     )
+    models: tuple[Interpreter | Equations, ...] = (interpreter, equations)
     slot, at = session.allocate(1), 0
     moves = [(size, size, index == len(PROMPT) - 1) for index, size in enumerate(PROMPT)]
     for width, accepted, last in (*moves, *((w, a, None) for w, a in STEPS)):
@@ -192,7 +193,7 @@ def test_the_sessions_drafts_are_those_of_interpreter_and_equations(tmp_path: Pa
         place, both = at, [hidden, hidden]
         got = session.mtp_begin([MtpRow(slot, next_ids)])[0]
         for draft in range(DRAFTS):
-            for i, model in enumerate((interpreter, equations)):
+            for i, model in enumerate(models):
                 logits, final = model.run(next_ids, both[i], place)
                 assert np.abs(got - logits[-1]).max() <= LOGIT_NOISE, (at, draft, i)
                 both[i] = final[-1:]
