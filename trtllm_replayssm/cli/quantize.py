@@ -36,8 +36,24 @@ def add_command(commands: Any) -> None:
     parser.set_defaults(run=run)
 
 
+class _StoppedError(BaseException):
+    """A signal asked the command to stop; not an `Exception`, so that only clean-up runs on its way out."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
 def run(arguments: argparse.Namespace) -> int:
-    """Quantise and report."""
+    """Quantise and report; 128 + number after SIGTERM or SIGHUP, nothing left behind."""
+    try:
+        return _run(arguments)
+    except _StoppedError as stopped:
+        sys.stderr.write(f"trtllm-replayssm: stopped by {signal.Signals(stopped.number).name}\n")
+        return 128 + stopped.number
+
+
+def _run(arguments: argparse.Namespace) -> int:
     from trtllm_replayssm.builders.quantize import quantize
 
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
@@ -74,7 +90,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 @contextmanager
 def _orderly_stop() -> Iterator[Callable[[], None]]:
-    """SIGTERM and SIGHUP raise SystemExit(128 + number) inside, so that what is half written is removed first.
+    """SIGTERM and SIGHUP raise _StoppedError inside, so that what is half written is removed first.
 
     The first one raises at once, later ones do not disturb the removal. Python drops an exception that falls into a
     destructor, so that the function yielded raises it again; call it now and then. A SIGHUP that is ignored (nohup)
@@ -84,7 +100,7 @@ def _orderly_stop() -> Iterator[Callable[[], None]]:
 
     def check() -> None:
         if received:
-            raise SystemExit(128 + received[0])
+            raise _StoppedError(received[0])
 
     def stop(number: int, frame: object) -> None:
         received.append(number)

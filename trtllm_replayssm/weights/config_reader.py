@@ -40,7 +40,7 @@ def _untag_float(value: dict[str, Any]) -> Any:
         return value
     number = value["__float__"]
     if not isinstance(number, str):  # the spelling exists only for what JSON has no number for
-        raise ValueError(f'{{"__float__": a string}} expected, not {type(number).__name__}')
+        raise ConfigError("load_json", "__float__", expected="a string", got=type(number).__name__)
     return float(number)
 
 
