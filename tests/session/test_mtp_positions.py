@@ -1,4 +1,4 @@
-"""The MTP head after decode steps and forks: its cache must be the one that a single prompt of the same tokens leaves."""
+"""The MTP head after verify steps and forks: its cache is the one that a single prompt of the same tokens leaves."""
 
 from __future__ import annotations
 
