@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -50,7 +51,7 @@ class BadAfter:
         return BadAfter(self.good, self.answer, self.emitted)
 
 
-def two(machine: Bench, **settings: object) -> tuple[CompletionOutput, CompletionOutput]:
+def two(machine: Bench, **settings: Any) -> tuple[CompletionOutput, CompletionOutput]:
     """The outputs of a request with these settings, and of a harmless one beside it; nothing is left behind."""
     odd = machine.add(PROMPT, max_tokens=20, end_id=-1, **settings)
     good = machine.add(OTHER, max_tokens=20, end_id=-1, temperature=1.0, seed=8)
@@ -59,7 +60,7 @@ def two(machine: Bench, **settings: object) -> tuple[CompletionOutput, Completio
     return done[odd].outputs[0], done[good].outputs[0]
 
 
-def plain(prompt: list[int], **settings: object) -> list[int]:
+def plain(prompt: list[int], **settings: Any) -> list[int]:
     return bench().one(prompt, max_tokens=20, end_id=-1, **settings).token_ids
 
 

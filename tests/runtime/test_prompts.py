@@ -60,6 +60,7 @@ def test_integers_of_any_library_are_ids(prompt: Any) -> None:
 @pytest.mark.parametrize("name", ["stop_token_ids", "logit_bias", "end_id"])
 def test_other_ids_outside_the_vocabulary_are_refused_by_name(name: str) -> None:
     for token in (VOCAB, 2**70, 10**5000):
-        value = {"stop_token_ids": [token], "logit_bias": {token: 1.0}, "end_id": token}[name]
+        value: Any = {"stop_token_ids": [token], "logit_bias": {token: 1.0}, "end_id": token}[name]
+        settings: dict[str, Any] = {name: value}
         with pytest.raises(RequestError, match=f"{name}: expected token ids in"):
-            bench(tokenizer=PieceTokenizer([b"a"])).add([1], **{name: value})
+            bench(tokenizer=PieceTokenizer([b"a"])).add([1], **settings)

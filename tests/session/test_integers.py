@@ -44,7 +44,7 @@ def test_a_count_that_is_no_integer_is_refused_and_the_step_can_still_be_committ
     with pytest.raises(ContractError, match="commit: accepted: expected"):
         session.commit([bad])  # type: ignore[list-item]
     assert hashes(session) == before
-    session.commit([np.int64(2)])  # type: ignore[list-item]  # numpy's integers are integers
+    session.commit([np.int64(2)])  # numpy's integers are integers
     assert session.cursors(slot).position == 7
 
 
