@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from operator import index
 
@@ -119,14 +120,10 @@ class Intake:
 
 def _items(prompt: object) -> list[object]:
     """What a prompt that is no text holds."""
-    try:
-        if isinstance(prompt, (bytes, bytearray, Mapping)):
-            raise TypeError("iterates over something else than token ids")
-        return list(prompt)  # type: ignore[call-overload, no-any-return]  # refused here when it is no sequence
-    except TypeError as error:
-        raise RequestError(
-            "add_request", "prompt", expected="text or a sequence of token ids", got=shown(prompt)
-        ) from error
+    if not isinstance(prompt, (bytes, bytearray, Mapping)):  # these would iterate over something else than token ids
+        with suppress(TypeError):
+            return list(prompt)  # type: ignore[call-overload, no-any-return]
+    raise RequestError("add_request", "prompt", expected="text or a sequence of token ids", got=shown(prompt))
 
 
 def _token(item: object) -> int | None:
