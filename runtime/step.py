@@ -156,6 +156,8 @@ class StepRunner:
         """
         if broken(logits):
             choice.output.finish(FinishReason.ERROR, NOT_A_NUMBER)
+            if self._reuse is not None:
+                self._reuse.distrust(choice)
             return 0
         context = VerifyContext(
             params=choice.request.params,

@@ -75,12 +75,13 @@ class PrefixReuse:
             absorbed = choice.tokens[:-1]
             self.cache.offer(self.cache.keys(absorbed), len(absorbed), self._saver(choice.slot))
 
+    def distrust(self, choice: Choice) -> None:
+        """A choice's logits are no numbers: its prompt's prefixes may be why, and are forgotten."""
+        self.cache.drop(self._keys_of(choice), len(choice.request.prompt_ids))
+
     def end(self, choice: Choice) -> None:
-        """A choice gives up its slot for good. What came of broken state is forgotten with the states it began from."""
-        keys = self._keys.pop(choice, None)
-        if choice.output.finish_reason is FinishReason.ERROR:
-            prompt = choice.request.prompt_ids
-            self.cache.drop(keys or self.cache.keys(prompt), len(prompt))
+        """A choice gives up its slot for good."""
+        self._keys.pop(choice, None)
 
     def _keys_of(self, choice: Choice) -> BlockKeys:
         if choice not in self._keys:

@@ -165,6 +165,22 @@ def test_answers_that_are_cancelled_or_broken_are_not_kept_and_broken_prompts_ar
     assert not bench_.engine.prefix._keys  # type: ignore[union-attr]
 
 
+def test_a_request_that_fails_by_its_own_mask_takes_no_prefix_from_others() -> None:
+    class Nothing:
+        def fork(self) -> Nothing:
+            return self
+
+        def accept(self, token: int) -> None: ...
+
+        def allowed(self, drafted: object) -> np.ndarray:
+            return np.zeros(VOCAB, bool)
+
+    bench_ = machine()
+    bench_.one(ramp(10), max_tokens=2)
+    assert bench_.one(ramp(10), max_tokens=5, logits_mask=Nothing()).finish_reason == "error"
+    assert bench_.engine.stats.prefix.entries == 1 and bench_.engine.stats.prefix.hits == 1
+
+
 @pytest.mark.parametrize("kind", DRAFTERS)
 @pytest.mark.parametrize("when", range(1, 6))
 def test_a_prompt_that_began_at_a_snapshot_can_be_preempted_in_its_middle(kind: str, when: int) -> None:
