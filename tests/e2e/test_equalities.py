@@ -19,6 +19,7 @@ SAMPLED = [
     SamplingParams(max_tokens=24, temperature=t, top_p=0.95, seed=100 + i, ignore_eos=True, repetition_penalty=1.1)
     for i, t in enumerate((0.7, 1.0, 1.3, 0.9))
 ]
+HALF = GREEDY.max_tokens * len(PROMPTS) // 2  # a comparison that stops earlier at near ties says too little
 MODELS = pytest.mark.parametrize("model", [QWEN, NEMOTRON], ids=lambda path: path.name)
 
 
@@ -31,7 +32,7 @@ def plain(model: Path, state_cache: str = "replay") -> list[RequestOutput]:
 @pytest.mark.parametrize("window", [1, 2, 3, 8, 16, 32])
 def test_replay_equals_conventional_for_every_window(model: Path, window: int) -> None:
     replayed = run(model, GREEDY, replay_config=ReplayConfig(window=window))[0]
-    assert assert_same_greedy(replayed, plain(model, "conventional")) > 100
+    assert assert_same_greedy(replayed, plain(model, "conventional")) > HALF
 
 
 @pytest.mark.parametrize(
@@ -42,7 +43,7 @@ def test_speculative_greedy_equals_plain_greedy(model: Path, kind: str, step_tok
     outputs, stats = run(
         model, GREEDY, replay_config=ReplayConfig(window=window), speculative_config=drafter(kind, step_tokens - 1)
     )
-    assert assert_same_greedy(outputs, plain(model)) > 100
+    assert assert_same_greedy(outputs, plain(model)) > HALF
     if step_tokens > 1:
         assert stats["accepted_tokens"] > 0
         assert stats["accepted_tokens"] < stats["drafted_tokens"], "some drafts must have been rejected"
@@ -51,7 +52,7 @@ def test_speculative_greedy_equals_plain_greedy(model: Path, kind: str, step_tok
 @pytest.mark.parametrize("step_tokens", [2, 4])
 def test_conventional_speculation_with_snapshots_equals_plain(step_tokens: int) -> None:
     outputs, _ = run(QWEN, GREEDY, state_cache="conventional", speculative_config=drafter("mtp", step_tokens - 1))
-    assert assert_same_greedy(outputs, plain(QWEN)) > 100
+    assert assert_same_greedy(outputs, plain(QWEN)) > HALF
 
 
 @pytest.mark.parametrize(("model", "kind"), [(QWEN, "mtp"), (QWEN, "ngram"), (NEMOTRON, "ngram")])
@@ -82,11 +83,11 @@ def test_two_precisions_are_reproducible_and_follow_the_float32_text(model: Path
 @MODELS
 def test_batch_composition_does_not_change_a_request(model: Path) -> None:
     alone = [run(model, GREEDY, prompts=[prompt])[0][0] for prompt in PROMPTS]
-    assert assert_same_greedy(alone, plain(model)) > 100
+    assert assert_same_greedy(alone, plain(model)) > HALF
 
 
 @MODELS
 @pytest.mark.parametrize("chunk", [1, 3, 7])
 def test_prompt_chunks_do_not_change_a_request(model: Path, chunk: int) -> None:
     chunked = run(model, GREEDY, prefill_chunk=chunk, max_num_tokens=24)[0]
-    assert assert_same_greedy(chunked, plain(model)) > 100
+    assert assert_same_greedy(chunked, plain(model)) > HALF
