@@ -156,4 +156,5 @@ def usage_of(outputs: Sequence[RequestOutput]) -> Usage:
     return Usage.of(
         sum(len(output.prompt_token_ids) for output in outputs),
         sum(choice.length for output in outputs for choice in output.outputs),
+        sum(output.cached_tokens for output in outputs),
     )

@@ -20,6 +20,11 @@ _COUNTERS = {
     "accepted_tokens": "Draft tokens that were emitted.",
     "flushes": "Rows whose step folded its window into the checkpoint.",
     "preemptions": "Slots moved to host memory.",
+    "prefix_lookups": "Prompts looked up in the prefix cache.",
+    "prefix_hits": "Prompts that began at a snapshot.",
+    "prefix_hit_tokens": "Prompt tokens that came from the prefix cache.",
+    "prefix_insertions": "Snapshots put into the prefix cache.",
+    "prefix_evictions": "Snapshots that left it for others.",
     "state_bytes": "Recurrent-state traffic of the decode rows.",
     "conventional_bytes": "The same rows' traffic if every step read and wrote the state.",
 }
@@ -78,6 +83,8 @@ def _gauges(now: dict[str, Any]) -> Iterator[GaugeMetricFamily]:
         ("acceptance_length", "Mean tokens emitted by a decode row.", now["mean_acceptance_length"]),
         ("flush_rate", "Flushes per decode row.", now["flushes"] / rows),
         ("state_bytes_saved", "Recurrent-state traffic saved so far.", now["state_bytes_saved"]),
+        ("prefix_entries", "Entries of the prefix cache.", now["prefix_entries"]),
+        ("prefix_bytes", "Host memory of the prefix cache.", now["prefix_bytes"]),
         ("stopping", "1 while the server drains.", int(now["stopping"])),
     ):
         yield GaugeMetricFamily(f"replayssm_{name}", text, value=value)

@@ -14,15 +14,15 @@ from starlette.responses import Response
 from trtllm_replayssm.errors import RequestError, UnsupportedError
 from trtllm_replayssm.runtime.llm import RequestOutput
 from trtllm_replayssm.runtime.sampling.params import SamplingParams
-from trtllm_replayssm.runtime.server.protocol.common import JsonSchema, ResponseFormat
+from trtllm_replayssm.runtime.server.protocol.common import JsonSchema, PromptDetails, ResponseFormat
 from trtllm_replayssm.runtime.server.protocol.responses import (
     IncompleteDetails,
+    OutputDetails,
     OutputMessage,
     OutputText,
     ResponsesRequest,
     ResponsesResponse,
     ResponsesUsage,
-    TokenDetails,
 )
 from trtllm_replayssm.runtime.server.run import Run
 from trtllm_replayssm.runtime.server.sampling import SEEDS, refuse_tools, within
@@ -149,8 +149,8 @@ def _usage(output: RequestOutput) -> ResponsesUsage:
     prompt, completion = len(output.prompt_token_ids), output.outputs[0].length
     return ResponsesUsage(
         input_tokens=prompt,
-        input_tokens_details=TokenDetails(cached_tokens=0),
+        input_tokens_details=PromptDetails(cached_tokens=output.cached_tokens),
         output_tokens=completion,
-        output_tokens_details=TokenDetails(reasoning_tokens=0),
+        output_tokens_details=OutputDetails(reasoning_tokens=0),
         total_tokens=prompt + completion,
     )

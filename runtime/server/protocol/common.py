@@ -81,17 +81,28 @@ class SamplingFields(Body):
     user: str | None = Field(default=None, description="accepted and not used")
 
 
+class PromptDetails(Part):
+    """Prompt tokens that came from the prefix cache."""
+
+    cached_tokens: int
+
+
 class Usage(Part):
     """Token counts of a response."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    prompt_tokens_details: PromptDetails
 
     @classmethod
-    def of(cls, prompt: int, completion: int) -> Usage:
-        """Counts with their sum."""
-        return cls(prompt_tokens=prompt, completion_tokens=completion, total_tokens=prompt + completion)
+    def of(cls, prompt: int, completion: int, cached: int) -> Usage:
+        """Counts with their sum; `cached` of the prompt tokens came from the prefix cache."""
+        details = PromptDetails(cached_tokens=cached)
+        return cls(
+            prompt_tokens=prompt, completion_tokens=completion, total_tokens=prompt + completion,
+            prompt_tokens_details=details,
+        )  # fmt: skip
 
 
 class ErrorDetail(Part):

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from trtllm_replayssm.runtime.server.protocol.common import MAX_SEED, MIN_SEED, Body, Part
+from trtllm_replayssm.runtime.server.protocol.common import MAX_SEED, MIN_SEED, Body, Part, PromptDetails
 
 
 class InputText(Body):
@@ -81,20 +81,19 @@ class OutputMessage(Part):
     content: list[OutputText]
 
 
-class TokenDetails(Part):
-    """Parts of a count; nothing is cached and no reasoning is told apart."""
+class OutputDetails(Part):
+    """Output tokens by kind; no reasoning is told apart."""
 
-    cached_tokens: int | None = None
-    reasoning_tokens: int | None = None
+    reasoning_tokens: int
 
 
 class ResponsesUsage(Part):
     """Token counts under the names of this endpoint."""
 
     input_tokens: int
-    input_tokens_details: TokenDetails
+    input_tokens_details: PromptDetails
     output_tokens: int
-    output_tokens_details: TokenDetails
+    output_tokens_details: OutputDetails
     total_tokens: int
 
 
