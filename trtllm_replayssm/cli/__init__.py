@@ -1,6 +1,7 @@
 """The command line `trtllm-replayssm`: argument parsing and printing only.
 
-Exit codes: 0 done, 1 an error of ours (one line on stderr), 2 wrong usage, 130 interrupted (SIGTERM 143, SIGHUP 129 where they are handled).
+Exit codes: 0 done, 1 an error of ours (one line on stderr), 2 wrong usage, 130 interrupted (SIGTERM 143 and SIGHUP
+129 where they are handled).
 """
 
 from __future__ import annotations
