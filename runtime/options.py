@@ -132,6 +132,11 @@ def resolve_replay(replay: ReplayConfig | None, cache: KvCacheConfig, draft_len:
             expected=f"{_AUTO!r} when replay_config sets the format ({replay.recurrence.value})",
             got=cache.mamba_ssm_cache_dtype,
         )
+    if replay.recurrence is not StateFormat.FLOAT32 and replay.recurrence_rounding is Rounding.NEAREST:
+        _LOG.warning(
+            "recurrent state: %s rounded to nearest is biased and drifts with length (window %d: at every flush); "
+            "stochastic rounding does not", replay.recurrence.value, replay.window,
+        )  # fmt: skip
     return replace(replay, max_step_tokens=1 + draft_len)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import pytest
 
@@ -139,3 +140,11 @@ def test_a_drafter_longer_than_the_pool_allows_is_refused() -> None:
     session = FakeSession(hash_model(24), geometry=geometry(), replay=ReplayConfig(window=8, max_step_tokens=3))
     with pytest.raises(ConfigError, match=r"1 \+ draft length <= max_step_tokens = 3, got 1 \+ 3 = 4"):
         Engine(session, NGramDrafter(3, 2), None, EngineConfig(max_batch_size=1, max_num_tokens=8))
+
+
+def test_d02_rounding_a_recurrence_to_nearest_is_warned_about(caplog: pytest.LogCaptureFixture) -> None:
+    biased = ReplayConfig(window=1, recurrence=StateFormat.FP8, recurrence_rounding=Rounding.NEAREST)
+    for replay, warned in ((biased, True), (replace(biased, recurrence_rounding=Rounding.STOCHASTIC), False)):
+        caplog.clear()
+        resolve_replay(replay, KvCacheConfig(), 0, "float32")
+        assert ("biased" in caplog.text) is warned
