@@ -72,7 +72,7 @@ class Pool:
     config: ReplayConfig
     slots: int
     act: Any
-    library: _abi.Library
+    native: _abi.Library
     device: str = "cuda"
     tensors: dict[str, Any] = field(default_factory=dict)
     workspace: Any = None
@@ -121,7 +121,7 @@ class Pool:
             **{name: view(tensor) for name, tensor in rows.items()},
             **{name: view(tensor) for name, tensor in self.tensors.items()},
         )
-        self.library.update(args, self.workspace.data_ptr(), self.workspace.numel(), self._stream())
+        self.native.update(args, self.workspace.data_ptr(), self.workspace.numel(), self._stream())
 
     def commit(self, slot: Any, num_tokens: Any, accepted: Any) -> None:
         """Move the cursors; all arguments [B] int32."""
@@ -133,7 +133,7 @@ class Pool:
             accepted=view(accepted),
             **{name: view(self.tensors[name]) for name in ("origin", "h", "position")},
         )
-        self.library.commit(args, self._stream())
+        self.native.commit(args, self._stream())
 
     @staticmethod
     def _stream() -> int:

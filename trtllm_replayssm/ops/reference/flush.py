@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from trtllm_replayssm.dtypes import Rounding, StateFormat
-from trtllm_replayssm.ops.layer_state import CursorTensors, ReplayLayerState
+from trtllm_replayssm.ops.layer_state import CursorTensors, ReplayLayerState, StepRows
+from trtllm_replayssm.ops.reference.window import ring_index
 from trtllm_replayssm.spec.philox import state_words
 
 
@@ -27,6 +30,29 @@ def store_checkpoints(
     state.checkpoint.store(slots, folded, config.recurrence_rounding, words)
     if state.read_copy is not None:
         state.read_copy.store(slots, folded, Rounding.NEAREST, [None] * len(slots))
+
+
+class StepStart(NamedTuple):
+    """What a step knows of its A active rows before it runs.
+
+    slot, num_tokens, h (committed records): [A] int64; flush: [A] bool, the rows that fold; source: [A, H, P, N]
+    float32, the checkpoint each row reads; ring_rows: [A, C] int64, from the oldest committed record on.
+    """
+
+    slot: Tensor
+    num_tokens: Tensor
+    h: Tensor
+    flush: Tensor
+    source: Tensor
+    ring_rows: Tensor
+
+
+def begin_step(state: ReplayLayerState, cursors: CursorTensors, rows: StepRows) -> StepStart:
+    """Apply the flush rule to the active rows and load what they read."""
+    slot, count = rows.active_slot, rows.active_num_tokens
+    h = cursors.h[slot].long()
+    flush = h + count > state.config.window
+    return StepStart(slot, count, h, flush, load_for_step(state, slot, flush), ring_index(state, cursors, slot))
 
 
 def load_for_step(state: ReplayLayerState, slot: Tensor, flush: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 from trtllm_replayssm.dtypes import FP16_MAX
 from trtllm_replayssm.ops.layer_state import ConventionalLayerState, CursorTensors, ReplayLayerState, StepRows
 from trtllm_replayssm.ops.reference.elementwise import sigmoid, softplus
-from trtllm_replayssm.ops.reference.flush import as_rows, load_for_step, store_checkpoints
+from trtllm_replayssm.ops.reference.flush import as_rows, begin_step, store_checkpoints
 from trtllm_replayssm.ops.reference.rows import check_width
 from trtllm_replayssm.ops.reference.window import Window, empty_window, load_ring, ring_index, scatter_rows
 from trtllm_replayssm.shapes import L2_EPS
@@ -37,16 +37,12 @@ def gdn_update(
 
     A correction is rounded to float16 before any use, so any split of the tokens into calls stores the same bits.
     """
-    config, width = state.config, v.shape[1]
-    check_width("gdn_update", config, width)
+    width = v.shape[1]
+    check_width("gdn_update", state.config, width)
     out = torch.zeros(v.shape, device=v.device)
     if rows.active.numel() == 0:
         return out
-    slot, count, active = rows.active_slot, rows.active_num_tokens, rows.active
-    h = cursors.h[slot].long()
-    flush = h + count > config.window
-    source = load_for_step(state, slot, flush)
-    index = ring_index(state, cursors, slot)
+    slot, count, h, flush, source, index = begin_step(state, cursors, rows)
     window = _committed_window(state, slot, index, h)
     if bool(flush.any()):
         folding = as_rows(flush)
@@ -58,7 +54,7 @@ def gdn_update(
         live = as_rows(count > s)
         if live.numel() == 0:
             break
-        row, place = active[live], h[live] + s
+        row, place = rows.active[live], h[live] + s
         factor = key_factor(k[row, s])
         keys = k[row, s].float() * factor[..., None]
         window.put(live, place, keys, g[row, s])

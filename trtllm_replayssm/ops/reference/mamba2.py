@@ -7,7 +7,7 @@ from torch import Tensor
 
 from trtllm_replayssm.ops.layer_state import ConventionalLayerState, CursorTensors, ReplayLayerState, StepRows
 from trtllm_replayssm.ops.reference.elementwise import softplus
-from trtllm_replayssm.ops.reference.flush import as_rows, load_for_step, store_checkpoints
+from trtllm_replayssm.ops.reference.flush import as_rows, begin_step, store_checkpoints
 from trtllm_replayssm.ops.reference.rows import check_width
 from trtllm_replayssm.ops.reference.window import Window, empty_window, load_ring, ring_index, scatter_rows
 
@@ -24,16 +24,12 @@ def mamba2_update(
     """One step (paper, Alg. 1-3): x [B, T, H, P], k, q [B, T, G, N] activation dtype, dt [B, T, H] float32 after
     softplus, a = -exp(A_log) [H], d_skip [H] -> [B, T, H, P] float32, zero beyond a row's tokens. Cursors stay.
     """
-    config, width = state.config, x.shape[1]
-    check_width("mamba2_update", config, width)
+    width = x.shape[1]
+    check_width("mamba2_update", state.config, width)
     out = torch.zeros(x.shape, device=x.device)
     if rows.active.numel() == 0:
         return out
-    slot, count, active = rows.active_slot, rows.active_num_tokens, rows.active
-    h = cursors.h[slot].long()
-    flush = h + count > config.window
-    source = load_for_step(state, slot, flush)
-    index = ring_index(state, cursors, slot)
+    slot, count, h, flush, source, index = begin_step(state, cursors, rows)
     window = _committed_window(state, slot, index, h, a)
     if bool(flush.any()):
         folding = as_rows(flush)
@@ -42,7 +38,7 @@ def mamba2_update(
         live = as_rows(count > s)
         if live.numel() == 0:
             break
-        row, place = active[live], h[live] + s
+        row, place = rows.active[live], h[live] + s
         window.put(live, place, k[row, s].float(), dt[row, s] * a)
         window.put_value(live, place, x[row, s].float(), dt[row, s])
         ring_row = index[live, place]
