@@ -1,38 +1,39 @@
-"""A model's chat template: messages to prompt text, in a sandbox.
+"""A model's chat template: messages to prompt text, in a sandbox of a process of its own.
 
 Templates come with checkpoints, so they are not trusted: no loader (no file can be included or imported), no access to
-attributes that lead out of the sandbox, no change of the arguments, a bounded output.
+attributes that lead out of the sandbox, no change of the arguments, bounded time, memory and output.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from jinja2 import Environment, TemplateError
-from jinja2.exceptions import SecurityError
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2 import TemplateError
 
 from trtllm_replayssm.errors import CheckpointError, RequestError
+from trtllm_replayssm.runtime.text.render_process import RenderProcess
+from trtllm_replayssm.runtime.text.sandbox import environment
 
-MAX_CHARACTERS = 16 << 20
 _RESERVED = frozenset({"messages", "add_generation_prompt", "tools", "documents"})
 _SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
 class ChatTemplate:
-    """One compiled template. May be rendered from any thread."""
+    """One template. May be rendered from any thread, one conversation at a time; the others wait."""
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str] | None = None) -> None:
-        """special_tokens: `bos_token` and the like, as the template may name them. Raises CheckpointError."""
-        environment = _environment()
+    def __init__(self, source: str, special_tokens: Mapping[str, str] | None = None, **bounds: Any) -> None:
+        """special_tokens: `bos_token` and the like, as the template may name them. Raises CheckpointError.
+
+        bounds: of one rendering, see `RenderProcess`.
+        """
         try:
-            self._template = environment.from_string(source)
+            environment().parse(source)  # not compiled: that would compute constant expressions in this process
         except (TemplateError, RecursionError) as error:
             raise CheckpointError("chat template", "template", expected="a Jinja template", got=str(error)) from error
+        self._process = RenderProcess(source, **bounds)
         self._special = dict(special_tokens or {})
 
     def render(
@@ -48,21 +49,10 @@ class ChatTemplate:
             raise RequestError(
                 "chat template", "chat_template_kwargs", expected=f"names other than {sorted(_RESERVED)}", got=clash
             )
-        variables = {**self._special, **(extra or {})}
-        pieces, length = [], 0
-        try:
-            for piece in self._template.generate(
-                messages=messages, add_generation_prompt=add_generation_prompt, tools=None, documents=None, **variables
-            ):
-                pieces.append(piece)
-                length += len(piece)
-                if length > MAX_CHARACTERS:
-                    raise SecurityError(f"more than {MAX_CHARACTERS} characters of output")
-        except Exception as error:  # a template is a program: it can fail in any way
-            raise RequestError(
-                "chat template", "messages", expected="messages that the model's template accepts", got=_reason(error)
-            ) from error
-        return "".join(pieces)
+        given = {"messages": list(messages), "add_generation_prompt": add_generation_prompt}
+        return self._process.render(
+            {**self._special, **(extra or {}), **given, "tools": None, "documents": None}
+        )
 
 
 def load_chat_template(directory: str | Path) -> ChatTemplate | None:
@@ -99,30 +89,3 @@ def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
         if isinstance(value, str):
             tokens[name] = value
     return tokens
-
-
-def _environment() -> Environment:
-    """As transformers sets it up, so that templates mean the same."""
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-    )
-    environment.filters["tojson"] = _tojson
-    environment.globals["raise_exception"] = _raise
-    environment.globals["strftime_now"] = _now
-    return environment
-
-
-def _tojson(value: object, ensure_ascii: bool = False, indent: int | None = None) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent)
-
-
-def _raise(message: object) -> NoReturn:
-    raise TemplateError(str(message))
-
-
-def _now(pattern: str) -> str:
-    return datetime.now().strftime(pattern)
-
-
-def _reason(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"[:200]
