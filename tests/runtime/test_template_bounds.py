@@ -24,7 +24,7 @@ BOMBS = {
     "format": "{{ '%01000000000d' % 1 }}",
     "justify": "{{ 'x'.ljust(10 ** 9) }}",
     "doubling": "{% set ns = namespace(s='x') %}{% for i in range(40) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}",
-    "power": "{{ 10 ** (10 ** 9) }}",
+    "power": "{{ 10 ** (10 ** (messages | length + 8)) }}",
     "loops": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
     "recursion": "{% macro f() %}{{ f() }}{{ f() }}{% endmacro %}{{ f() }}",
     "output": "{% for i in range(99999) %}{{ 'x' * 9999 }}{% endfor %}",
