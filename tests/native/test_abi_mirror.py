@@ -18,12 +18,14 @@ STRUCTS = {
     "rssm_tensor": _abi.Tensor,
     "rssm_update_args": _abi.UpdateArgs,
     "rssm_commit_args": _abi.CommitArgs,
+    "rssm_conventional_args": _abi.ConventionalArgs,
 }
 CONSTANTS = {
     "RSSM_ABI_VERSION": _abi.ABI_VERSION,
     "RSSM_MAX_RANK": _abi.MAX_RANK,
     "RSSM_ERROR_CHARS": _abi.ERROR_CHARS,
     "RSSM_UPDATE_PROGRAMMATIC_LAUNCH": _abi.UPDATE_PROGRAMMATIC_LAUNCH,
+    "RSSM_CONVENTIONAL_PROGRAMMATIC_LAUNCH": _abi.CONVENTIONAL_PROGRAMMATIC_LAUNCH,
     **{f"RSSM_{kind.name}": int(kind) for kind in _abi.Kind},
     **{f"RSSM_{dtype.name if dtype else 'NO_DTYPE'}": int(dtype) for dtype in _abi.Dtype},
     **{f"RSSM_{status.name}": int(status) for status in _abi.Status},

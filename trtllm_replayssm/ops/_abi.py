@@ -25,6 +25,7 @@ ABI_VERSION = 1
 MAX_RANK = 4
 ERROR_CHARS = 508
 UPDATE_PROGRAMMATIC_LAUNCH = 1
+CONVENTIONAL_PROGRAMMATIC_LAUNCH = 1
 
 
 class Dtype(IntEnum):
@@ -123,6 +124,24 @@ class CommitArgs(ctypes.Structure):
     ]
 
 
+class ConventionalArgs(ctypes.Structure):
+    """rssm_conventional_args: one step of the baseline on one layer; see conventional.h."""
+
+    _fields_ = [
+        ("struct_size", ctypes.c_uint32),
+        ("abi_version", ctypes.c_uint32),
+        ("kind", ctypes.c_int32),
+        ("flags", ctypes.c_uint32),
+        *[
+            (name, Tensor)
+            for name in (
+                "slot", "num_tokens", "entry",
+                "value", "k", "q", "dt", "a", "skip", "log_decay", "beta", "out", "state",
+            )
+        ],
+    ]  # fmt: skip
+
+
 def tensor(data: int, dtype: Dtype, shape: Sequence[int], stride: Sequence[int]) -> Tensor:
     """A view of `data` (device address) with `shape` and `stride` in elements; rank at most 4."""
     if len(shape) > MAX_RANK or len(shape) != len(stride):
@@ -171,6 +190,10 @@ class Library:
         """Enqueue the cursor commit on `stream`."""
         self._call("rssm_commit", _sized(args), ctypes.c_void_p(stream))
 
+    def conventional_update(self, args: ConventionalArgs, stream: int) -> None:
+        """Enqueue one step of the baseline on `stream`."""
+        self._call("rssm_conventional_update", _sized(args), ctypes.c_void_p(stream))
+
     def _call(self, name: str, *arguments: Any) -> None:
         record = ErrorRecord()
         status = Status(getattr(self._handle, name)(*arguments, ctypes.byref(record)))
@@ -178,7 +201,7 @@ class Library:
             raise _error(status, name, record.message.decode(errors="replace"))
 
 
-def _sized(args: UpdateArgs | CommitArgs) -> Any:
+def _sized(args: UpdateArgs | CommitArgs | ConventionalArgs) -> Any:
     args.struct_size = ctypes.sizeof(args)
     args.abi_version = ABI_VERSION
     return ctypes.byref(args)
