@@ -11,7 +11,7 @@ namespace {
 
 constexpr int kMaxWindow = 64;
 constexpr int kMaxTokens = 16;
-constexpr size_t kWorkspaceBytes = 16;  // two counters of the work queue
+constexpr size_t kWorkspaceBytes = RSSM_UPDATE_MAX_WORKSPACE_BYTES;  // two counters of the work queue
 constexpr int kMaxHeads = 4096;       // keeps a worker's arithmetic within 32 bits
 constexpr int64_t kMaxItems = 1 << 30;  // B * H, likewise
 

@@ -29,6 +29,9 @@ enum { RSSM_MAMBA2 = 1, RSSM_GDN = 2 };
  */
 enum { RSSM_UPDATE_PROGRAMMATIC_LAUNCH = 1 };
 
+/* The most that rssm_update_workspace ever asks for: what a host reserves before it knows the sizes. */
+#define RSSM_UPDATE_MAX_WORKSPACE_BYTES 16
+
 typedef struct rssm_update_args {
   uint32_t struct_size; /* sizeof(rssm_update_args) */
   uint32_t abi_version; /* RSSM_ABI_VERSION */
