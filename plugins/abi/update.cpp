@@ -191,9 +191,9 @@ const char* rssm_update_supported(void) { return replayssm::supportedUpdates(); 
 
 rssm_status rssm_update_workspace(const rssm_update_args* args, size_t* bytes, rssm_error* error) {
   replayssm::Checker check("rssm_update_workspace", error);
-  replayssm::plan(args, check);
+  replayssm::Plan plan = replayssm::plan(args, check);
   if (check.ok() && bytes == nullptr) check.fail(RSSM_INVALID_ARGUMENT, "bytes", "expected a pointer, got null");
-  if (check.ok()) *bytes = replayssm::kWorkspaceBytes;
+  if (check.ok()) *bytes = plan.launcher == nullptr ? 0 : replayssm::kWorkspaceBytes;
   return check.status();
 }
 

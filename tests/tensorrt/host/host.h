@@ -1,0 +1,124 @@
+// What the checks of the plugin host share: the plugin library, captured reports, field collections, tensor descriptions.
+#pragma once
+
+#include <dlfcn.h>
+
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "NvInferRuntime.h"
+#include "replayssm/trt.h"
+
+namespace host {
+
+using nvinfer1::DataType;
+using nvinfer1::PluginField;
+using nvinfer1::PluginFieldCollection;
+using nvinfer1::PluginFieldType;
+
+// Counts failures instead of stopping: one run tells everything that is wrong.
+inline int& failures() {
+  static int count = 0;
+  return count;
+}
+
+#define CHECK(condition, ...)                                          \
+  do {                                                                 \
+    if (!(condition)) {                                                \
+      ++host::failures();                                              \
+      std::printf("FAILED %s:%d %s: ", __FILE__, __LINE__, #condition); \
+      std::printf(__VA_ARGS__);                                        \
+      std::printf("\n");                                               \
+    }                                                                  \
+  } while (0)
+
+// The last report of the library, taken by each check that expects one.
+inline std::string& lastReport() {
+  static std::string text;
+  return text;
+}
+inline std::string takeReport() { return std::exchange(lastReport(), std::string()); }
+
+// A named value of a plugin field: one int32 or a word.
+struct Value {
+  const char* name;
+  int32_t number;
+  const char* word;  // null: the number counts
+};
+
+// Owns what a PluginFieldCollection points to.
+class Fields {
+ public:
+  explicit Fields(std::vector<Value> values) : values_(std::move(values)) {
+    for (Value& v : values_) {
+      if (v.word == nullptr) {
+        fields_.emplace_back(v.name, &v.number, PluginFieldType::kINT32, 1);
+      } else {
+        fields_.emplace_back(v.name, v.word, PluginFieldType::kCHAR, static_cast<int32_t>(std::strlen(v.word)));
+      }
+    }
+  }
+  std::vector<PluginField>& list() { return fields_; }
+  PluginFieldCollection collection() const { return {static_cast<int32_t>(fields_.size()), fields_.data()}; }
+
+ private:
+  std::vector<Value> values_;
+  std::vector<PluginField> fields_;
+};
+
+// One input of a plugin as a network would describe it.
+struct Input {
+  DataType type;
+  std::vector<int64_t> dims;
+  bool inPlace;
+};
+
+// A plugin with its fields and inputs, outputs in the order dense, then in place.
+struct Case {
+  const char* plugin;
+  std::vector<Value> fields;
+  std::vector<Input> inputs;
+  int32_t result;  // input that gives the dense output its shape, -1: none
+};
+
+std::vector<Case> cases();
+
+nvinfer1::IPluginCreatorV3One* creator(const char* plugin);
+
+inline nvinfer1::Dims dimsOf(const std::vector<int64_t>& sizes) {
+  nvinfer1::Dims dims{};
+  dims.nbDims = static_cast<int32_t>(sizes.size());
+  for (size_t i = 0; i < sizes.size(); ++i) dims.d[i] = sizes[i];
+  return dims;
+}
+
+inline nvinfer1::PluginTensorDesc descOf(const Input& input) {
+  nvinfer1::PluginTensorDesc desc{};
+  desc.dims = dimsOf(input.dims);
+  desc.type = input.type;
+  desc.format = nvinfer1::TensorFormat::kLINEAR;
+  desc.scale = 1;
+  return desc;
+}
+
+// Indices of the inputs that the outputs copy in shape and type.
+inline std::vector<int32_t> outputSources(const Case& c) {
+  std::vector<int32_t> sources;
+  if (c.result >= 0) sources.push_back(c.result);
+  for (size_t i = 0; i < c.inputs.size(); ++i) {
+    if (c.inputs[i].inPlace) sources.push_back(static_cast<int32_t>(i));
+  }
+  return sources;
+}
+
+void checkLifeCycle(const Case& c);
+void checkFields(const Case& c);
+void checkRefusals(const Case& c);
+int runOnDevice(const char* plugin, const char* file);
+
+}  // namespace host

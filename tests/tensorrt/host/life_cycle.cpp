@@ -1,0 +1,170 @@
+// A plugin's life as TensorRT drives it: create, clone, shapes, formats, configure, attach, serialise, recreate, enqueue.
+#include "expressions.h"
+#include "host.h"
+
+namespace host {
+namespace {
+
+using nvinfer1::DynamicPluginTensorDesc;
+using nvinfer1::PluginTensorDesc;
+
+struct Parts {
+  nvinfer1::IPluginV3OneCore* core;
+  nvinfer1::IPluginV3OneBuildV2* build;
+  nvinfer1::IPluginV3OneRuntime* runtime;
+};
+
+Parts partsOf(nvinfer1::IPluginV3& plugin) {
+  using Type = nvinfer1::PluginCapabilityType;
+  return {static_cast<nvinfer1::IPluginV3OneCore*>(plugin.getCapabilityInterface(Type::kCORE)),
+          static_cast<nvinfer1::IPluginV3OneBuildV2*>(plugin.getCapabilityInterface(Type::kBUILD)),
+          static_cast<nvinfer1::IPluginV3OneRuntime*>(plugin.getCapabilityInterface(Type::kRUNTIME))};
+}
+
+std::vector<DynamicPluginTensorDesc> describe(const Case& c) {
+  std::vector<DynamicPluginTensorDesc> all;
+  auto add = [&](const Input& input) {
+    DynamicPluginTensorDesc desc{};
+    desc.desc = descOf(input);
+    desc.min = desc.max = desc.opt = desc.desc.dims;
+    all.push_back(desc);
+  };
+  for (const Input& input : c.inputs) add(input);
+  for (int32_t source : outputSources(c)) add(c.inputs[static_cast<size_t>(source)]);
+  return all;
+}
+
+void checkOutputs(const Case& c, const Parts& parts) {
+  std::vector<int32_t> sources = outputSources(c);
+  int32_t numInputs = static_cast<int32_t>(c.inputs.size()), numOutputs = static_cast<int32_t>(sources.size());
+  CHECK(parts.build->getNbOutputs() == numOutputs, "%s: %d outputs", c.plugin, parts.build->getNbOutputs());
+  for (int32_t i = 0; i < numOutputs; ++i) {
+    int32_t expected = c.result >= 0 && i == 0 ? -1 : sources[static_cast<size_t>(i)];
+    CHECK(parts.build->getAliasedInput(i) == expected, "%s: output %d aliases %d", c.plugin, i,
+          parts.build->getAliasedInput(i));
+  }
+  std::vector<DataType> in, out(sources.size(), DataType::kBOOL);
+  for (const Input& input : c.inputs) in.push_back(input.type);
+  CHECK(parts.build->getOutputDataTypes(out.data(), numOutputs, in.data(), numInputs) == 0, "%s", c.plugin);
+  Expressions expressions;
+  std::vector<nvinfer1::DimsExprs> dims(c.inputs.size()), result(sources.size());
+  for (size_t i = 0; i < c.inputs.size(); ++i) {
+    dims[i].nbDims = static_cast<int32_t>(c.inputs[i].dims.size());
+    for (int32_t d = 0; d < dims[i].nbDims; ++d) {
+      dims[i].d[d] = expressions.constant(c.inputs[i].dims[static_cast<size_t>(d)]);
+    }
+  }
+  CHECK(parts.build->getOutputShapes(dims.data(), numInputs, nullptr, 0, result.data(), numOutputs, expressions) == 0,
+        "%s", c.plugin);
+  for (size_t i = 0; i < sources.size(); ++i) {
+    const Input& source = c.inputs[static_cast<size_t>(sources[i])];
+    CHECK(out[i] == source.type, "%s: output %zu has type %d", c.plugin, i, static_cast<int>(out[i]));
+    CHECK(result[i].nbDims == static_cast<int32_t>(source.dims.size()), "%s: output %zu", c.plugin, i);
+    for (int32_t d = 0; d < result[i].nbDims; ++d) {
+      CHECK(result[i].d[d]->getConstantValue() == source.dims[static_cast<size_t>(d)], "%s: output %zu", c.plugin, i);
+    }
+  }
+}
+
+void checkFormats(const Case& c, const Parts& parts) {
+  std::vector<DynamicPluginTensorDesc> all = describe(c);
+  int32_t numInputs = static_cast<int32_t>(c.inputs.size());
+  int32_t numOutputs = static_cast<int32_t>(all.size()) - numInputs;
+  for (int32_t i = 0; i < numInputs + numOutputs; ++i) {
+    CHECK(parts.build->supportsFormatCombination(i, all.data(), numInputs, numOutputs), "%s: position %d", c.plugin, i);
+    std::vector<DynamicPluginTensorDesc> wrong = all;
+    wrong[static_cast<size_t>(i)].desc.format = nvinfer1::TensorFormat::kCHW32;
+    CHECK(!parts.build->supportsFormatCombination(i, wrong.data(), numInputs, numOutputs), "%s: format at %d", c.plugin, i);
+    bool anyType = std::strcmp(c.plugin, "ReplayCommit") == 0 && i == 0;
+    wrong = all;
+    wrong[static_cast<size_t>(i)].desc.type = DataType::kBOOL;
+    CHECK(parts.build->supportsFormatCombination(i, wrong.data(), numInputs, numOutputs) == anyType, "%s: type at %d",
+          c.plugin, i);
+  }
+  CHECK(parts.build->configurePlugin(all.data(), numInputs, all.data() + numInputs, numOutputs) == 0, "%s", c.plugin);
+  CHECK(parts.build->configurePlugin(all.data(), numInputs - 1, all.data(), numOutputs) != 0, "%s: count", c.plugin);
+  CHECK(takeReport().find("inputs") != std::string::npos, "%s: no report of a wrong count", c.plugin);
+  std::vector<DynamicPluginTensorDesc> flat = all;
+  flat[1].desc.dims.nbDims = 2;
+  CHECK(parts.build->configurePlugin(flat.data(), numInputs, flat.data() + numInputs, numOutputs) != 0, "%s", c.plugin);
+  CHECK(takeReport().find("rank") != std::string::npos, "%s: no report of a wrong rank", c.plugin);
+  CHECK(parts.build->getWorkspaceSize(all.data(), numInputs, all.data() + numInputs, numOutputs) < 1 << 20, "%s",
+        c.plugin);
+}
+
+// enqueue with pointers that are never read: an empty step succeeds, outputs that are not in place are refused.
+void checkEnqueue(const Case& c, const Parts& parts) {
+  std::vector<PluginTensorDesc> in, out;
+  std::vector<const void*> inputs;
+  std::vector<void*> outputs;
+  alignas(256) static char memory[256];
+  for (const Input& input : c.inputs) {
+    in.push_back(descOf(input));
+    inputs.push_back(memory);
+  }
+  for (int32_t source : outputSources(c)) {
+    out.push_back(in[static_cast<size_t>(source)]);
+    outputs.push_back(memory);
+  }
+  int32_t numInputs = static_cast<int32_t>(in.size()), numOutputs = static_cast<int32_t>(out.size());
+  CHECK(parts.runtime->onShapeChange(in.data(), numInputs, out.data(), numOutputs) == 0, "%s", c.plugin);
+  bool update = c.result >= 0;
+  outputs.back() = memory + 128;
+  CHECK(parts.runtime->enqueue(in.data(), out.data(), inputs.data(), outputs.data(), memory, nullptr) != 0, "%s", c.plugin);
+  CHECK(takeReport().find("ALIASED_PLUGIN_IO") != std::string::npos, "%s: no report of two addresses", c.plugin);
+  outputs.back() = memory;
+  int32_t batch = update ? 6 : 4;  // inputs whose first axis is B lie before the state
+  for (int32_t i = 0; i < numInputs; ++i) {
+    bool rows = update ? (i < 2 || (i >= batch && i < 11 && in[static_cast<size_t>(i)].dims.nbDims > 1)) : i < 4;
+    if (rows && !c.inputs[static_cast<size_t>(i)].inPlace) in[static_cast<size_t>(i)].dims.d[0] = 0;
+  }
+  if (update) out[0].dims.d[0] = 0;
+  bool built = !update || (std::string(c.fields[5].word) == "float32" && std::string(c.fields[6].word) == "none");
+  if (built) {
+    CHECK(parts.runtime->enqueue(in.data(), out.data(), inputs.data(), outputs.data(), memory, nullptr) == 0,
+          "%s: an empty batch: %s", c.plugin, lastReport().c_str());
+  }
+}
+
+std::vector<std::string> fieldTexts(nvinfer1::IPluginV3OneRuntime& runtime) {
+  std::vector<std::string> texts;
+  const PluginFieldCollection* fields = runtime.getFieldsToSerialize();
+  for (int32_t i = 0; i < fields->nbFields; ++i) {
+    const PluginField& field = fields->fields[i];
+    size_t bytes = static_cast<size_t>(field.length) * (field.type == PluginFieldType::kINT32 ? 4 : 1);
+    texts.push_back(std::string(field.name) + "=" + std::string(static_cast<const char*>(field.data), bytes));
+  }
+  return texts;
+}
+
+}  // namespace
+
+void checkLifeCycle(const Case& c) {
+  Fields fields(c.fields);
+  PluginFieldCollection collection = fields.collection();
+  nvinfer1::IPluginCreatorV3One* maker = creator(c.plugin);
+  std::unique_ptr<nvinfer1::IPluginV3> plugin(maker->createPlugin("layer", &collection, nvinfer1::TensorRTPhase::kBUILD));
+  CHECK(plugin != nullptr, "%s: %s", c.plugin, lastReport().c_str());
+  if (plugin == nullptr) return;
+  Parts parts = partsOf(*plugin);
+  CHECK(std::string(parts.core->getPluginName()) == c.plugin, "%s", parts.core->getPluginName());
+  CHECK(std::string(parts.core->getPluginNamespace()) == "replayssm", "%s", parts.core->getPluginNamespace());
+  CHECK(std::string(parts.build->getInterfaceInfo().kind) == "PLUGIN_V3ONE_BUILD", "%s", c.plugin);
+  CHECK(parts.build->getInterfaceInfo().major == 2, "%s: build interface without aliasing", c.plugin);
+  checkOutputs(c, parts);
+  checkFormats(c, parts);
+  std::unique_ptr<nvinfer1::IPluginV3> copy(plugin->clone());
+  std::vector<std::string> texts = fieldTexts(*parts.runtime);
+  CHECK(texts == fieldTexts(*partsOf(*copy).runtime), "%s: a clone has other fields", c.plugin);
+  std::unique_ptr<nvinfer1::IPluginV3> again(maker->createPlugin("layer", parts.runtime->getFieldsToSerialize(),
+                                                                 nvinfer1::TensorRTPhase::kRUNTIME));
+  plugin.reset();  // nothing made from it may look back
+  CHECK(again != nullptr, "%s: not recreated: %s", c.plugin, lastReport().c_str());
+  if (again == nullptr) return;
+  CHECK(texts == fieldTexts(*partsOf(*again).runtime), "%s: other fields after the round trip", c.plugin);
+  std::unique_ptr<nvinfer1::IPluginV3> attached(partsOf(*copy).runtime->attachToContext(nullptr));
+  CHECK(attached != nullptr && attached != copy, "%s", c.plugin);
+  checkEnqueue(c, partsOf(*attached));
+}
+
+}  // namespace host
