@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from trtllm_replayssm.errors import ContractError
 from trtllm_replayssm.ops import _abi
+from trtllm_replayssm.ops._abi.library import _error
 
 INCLUDE = Path(__file__).resolve().parents[2] / "plugins" / "include"
 HEADERS = sorted(path.name for path in (INCLUDE / "replayssm").glob("*.h"))
@@ -34,11 +36,16 @@ CONSTANTS = {
 needs_gcc = pytest.mark.skipif(shutil.which("gcc") is None or shutil.which("g++") is None, reason="no gcc and g++")
 
 
+def fields_of(struct: type[ctypes.Structure]) -> list[str]:
+    """The names of a struct's fields, its bases' first."""
+    return [field[0] for base in reversed(struct.__mro__) for field in vars(base).get("_fields_", ())]
+
+
 def expected_lines() -> list[str]:
     lines = []
     for name, struct in STRUCTS.items():
         lines.append(f"{name} {ctypes.sizeof(struct)}")
-        lines += [f"{name}.{field[0]} {getattr(struct, field[0]).offset}" for field in struct._fields_]
+        lines += [f"{name}.{field} {getattr(struct, field).offset}" for field in fields_of(struct)]
     return lines + [f"{name} {value}" for name, value in CONSTANTS.items()]
 
 
@@ -47,7 +54,7 @@ def program() -> str:
     lines += ["#include <stddef.h>", "#include <stdio.h>", "int main(void) {"]
     for name, struct in STRUCTS.items():
         lines.append(f'  printf("{name} %zu\\n", sizeof({name}));')
-        lines += [f'  printf("{name}.{f[0]} %zu\\n", offsetof({name}, {f[0]}));' for f in struct._fields_]
+        lines += [f'  printf("{name}.{f} %zu\\n", offsetof({name}, {f}));' for f in fields_of(struct)]
     lines += [f'  printf("{name} %d\\n", (int){name});' for name in CONSTANTS]
     return "\n".join([*lines, "  return 0;", "}", ""])
 
@@ -70,8 +77,8 @@ def test_each_header_compiles_alone(header: str, compiler: str, flags: list[str]
 
 
 def test_native_messages_become_the_packages_errors() -> None:
-    error = _abi._error(_abi.Status.INVALID_ARGUMENT, "rssm_update", "rssm_update: k: expected [2, 3], got [2, 4]")
-    assert isinstance(error, _abi.ContractError)
+    error = _error(_abi.Status.INVALID_ARGUMENT, "rssm_update", "rssm_update: k: expected [2, 3], got [2, 4]")
+    assert isinstance(error, ContractError)
     assert (error.operation, error.argument, error.expected, error.got) == ("rssm_update", "k", "[2, 3]", "[2, 4]")
 
 
@@ -79,5 +86,5 @@ def test_tensor_views_carry_shape_and_strides_in_elements() -> None:
     view = _abi.tensor(4096, _abi.Dtype.INT32, (3, 5), (10, 2))
     assert (view.data, view.dtype, view.rank) == (4096, int(_abi.Dtype.INT32), 2)
     assert list(view.shape)[:2] == [3, 5] and list(view.stride)[:2] == [10, 2]
-    with pytest.raises(_abi.ContractError):
+    with pytest.raises(ContractError):
         _abi.tensor(0, _abi.Dtype.INT32, (1,) * 5, (1,) * 5)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import pytest
 
 from tests.native import harness
@@ -192,7 +194,7 @@ def test_wrong_calls_are_named_before_any_launch(library: _abi.Library) -> None:
         narrow.pool.update(narrow.make_rows([0], [2], 2), torch.zeros(1, 2, 8, 16, dtype=torch.bfloat16, device="cuda"))
     args = _abi.UpdateArgs()
     record = _abi.ErrorRecord()
-    assert library._handle.rssm_update(_abi.ctypes.byref(args), None, None, None, _abi.ctypes.byref(record)) == 4
+    assert library._handle.rssm_update(ctypes.byref(args), None, None, None, ctypes.byref(record)) == 4
     assert b"struct_size" in record.message
     twin.pool.workspace = twin.pool.workspace[:0]
     with pytest.raises(CapacityError, match="workspace"):

@@ -1,0 +1,88 @@
+"""The handle of the loaded native library: one method per public function, failures as the package's errors."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+from typing import Any
+
+from trtllm_replayssm.errors import (
+    CapacityError,
+    ContractError,
+    DeviceError,
+    EngineMismatchError,
+    InvariantError,
+    ReplaySSMError,
+    UnsupportedError,
+)
+from trtllm_replayssm.ops._abi.records import ABI_VERSION, Args, ErrorRecord, Status
+from trtllm_replayssm.ops._abi.update import CommitArgs, UpdateArgs
+
+_ERRORS: dict[Status, type[ReplaySSMError]] = {
+    Status.INVALID_ARGUMENT: ContractError,
+    Status.UNSUPPORTED: UnsupportedError,
+    Status.WORKSPACE_TOO_SMALL: CapacityError,
+    Status.ABI_MISMATCH: EngineMismatchError,
+    Status.CUDA_ERROR: DeviceError,
+    Status.INTERNAL: InvariantError,
+}
+
+
+class Library:
+    """The loaded native library. Calls raise the package's errors; nothing is kept between calls."""
+
+    def __init__(self, path: Path) -> None:
+        """path: the shared library. Raises EngineMismatchError when its ABI version is not this module's."""
+        self._handle = ctypes.CDLL(str(path))
+        self._handle.rssm_abi_version.restype = ctypes.c_uint32
+        self._handle.rssm_update_supported.restype = ctypes.c_char_p
+        version = self._handle.rssm_abi_version()
+        if version != ABI_VERSION:
+            raise EngineMismatchError("load native library", "abi_version", expected=ABI_VERSION, got=version)
+
+    def supported_updates(self) -> list[str]:
+        """One line per built combination of the update family."""
+        text: bytes = self._handle.rssm_update_supported()
+        return text.decode().splitlines()
+
+    def update_workspace(self, args: UpdateArgs) -> int:
+        """Device bytes `update` needs beside the tensors of `args`."""
+        size = ctypes.c_size_t(0)
+        self._call("rssm_update_workspace", _sized(args), ctypes.byref(size))
+        return size.value
+
+    def update(self, args: UpdateArgs, workspace: int, workspace_bytes: int, stream: int) -> None:
+        """Enqueue one step on `stream` (a cudaStream_t as an integer)."""
+        self._call(
+            "rssm_update",
+            _sized(args),
+            ctypes.c_void_p(workspace),
+            ctypes.c_size_t(workspace_bytes),
+            ctypes.c_void_p(stream),
+        )
+
+    def commit(self, args: CommitArgs, stream: int) -> None:
+        """Enqueue the cursor commit on `stream`."""
+        self._call("rssm_commit", _sized(args), ctypes.c_void_p(stream))
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        record = ErrorRecord()
+        status = Status(getattr(self._handle, name)(*arguments, ctypes.byref(record)))
+        if status is not Status.OK:
+            raise _error(status, name, record.message.decode(errors="replace"))
+
+
+def _sized(args: Args) -> Any:
+    args.struct_size = ctypes.sizeof(args)
+    args.abi_version = ABI_VERSION
+    return ctypes.byref(args)
+
+
+def _error(status: Status, name: str, message: str) -> ReplaySSMError:
+    """The package's error for a native message `operation: argument: expected ..., got ...`."""
+    operation, _, rest = message.partition(": ")
+    argument, _, detail = rest.partition(": ")
+    expected, found, got = detail.removeprefix("expected ").rpartition(", got ")
+    return _ERRORS[status](
+        operation or name, argument or "call", expected=expected if found else "success", got=got if found else detail
+    )
