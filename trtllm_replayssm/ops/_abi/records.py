@@ -57,15 +57,15 @@ class Tensor(ctypes.Structure):
     ]
 
 
-class Args(ctypes.Structure):
-    """Base of the args structs: each begins with its own size and the ABI version, filled by `Library`."""
-
-    _fields_ = [("struct_size", ctypes.c_uint32), ("abi_version", ctypes.c_uint32)]
-
-
 def fields(scalars: Mapping[str, Any], *tensors: str) -> list[tuple[str, Any]]:
     """A struct's fields in the order of the headers: numbers (and nested structs) first, then tensor views."""
     return [*scalars.items(), *((name, Tensor) for name in tensors)]
+
+
+class Args(ctypes.Structure):
+    """Base of the args structs: each begins with its own size and the ABI version, filled by `Library`."""
+
+    _fields_ = fields({"struct_size": ctypes.c_uint32, "abi_version": ctypes.c_uint32})
 
 
 def tensor(data: int, dtype: Dtype, shape: Sequence[int], stride: Sequence[int]) -> Tensor:
