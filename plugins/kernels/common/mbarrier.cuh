@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "programmatic.cuh"
+
 namespace replayssm {
 
 __device__ __forceinline__ uint32_t sharedAddress(const void* pointer) {
@@ -92,9 +94,5 @@ __device__ __forceinline__ void loadsWaitFirst() {
 
 // Until all word and piece loads of this thread have landed; a thread must not exit before.
 __device__ __forceinline__ void loadsDrain() { asm volatile("cp.async.wait_all;" ::: "memory"); }
-
-// Programmatic launch: wait for the preceding grid (a no-op without the launch attribute), let the next one start.
-__device__ __forceinline__ void waitForPredecessor() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
-__device__ __forceinline__ void releaseDependents() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 
 }  // namespace replayssm

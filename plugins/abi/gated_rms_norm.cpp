@@ -1,0 +1,82 @@
+// extern "C" face of the gated group norm: validate, flatten, launch.
+#include "replayssm/gated_rms_norm.h"
+
+#include "abi/alignment.h"
+#include "abi/check.h"
+#include "kernels/gated_norm/params.h"
+
+namespace replayssm {
+namespace {
+
+constexpr int kPiece = 8;  // channels of one 16-byte access
+constexpr int64_t kMaxChannels = 1 << 24;
+constexpr int64_t kMaxItems = int64_t{1} << 31;  // B * T * groups: a grid's first axis
+
+void checkNorm(Checker& check, const rssm_gated_rms_norm_args& a) {
+  const int32_t act = a.x.dtype == RSSM_FLOAT16 ? RSSM_FLOAT16 : RSSM_BFLOAT16;
+  const int64_t* x = a.x.shape;
+  check.range("gate_first", a.gate_first, 0, 1);
+  check.tensor("x", a.x, act, {kAny, kAny, kAny});
+  if (!check.ok()) return;
+  check.range("x: D", x[2], 1, kMaxChannels);
+  check.range("groups", a.groups, 1, x[2]);
+  check.tensor("gate", a.gate, act, {x[0], x[1], x[2]});
+  check.tensor("out", a.out, act, {x[0], x[1], x[2]});
+  check.contiguous("x", a.x, 2);
+  check.contiguous("gate", a.gate, 2);
+  check.contiguous("out", a.out, 2);
+  if (!check.ok()) return;
+  if (x[2] % a.groups != 0) {
+    check.fail(RSSM_INVALID_ARGUMENT, "groups", "expected a divisor of D = %lld, got %d", static_cast<long long>(x[2]),
+               a.groups);
+  }
+  check.tensor("weight", a.weight, RSSM_FLOAT32, {a.gate_first ? x[2] : x[2] / a.groups});
+  check.contiguous("weight", a.weight, 0);
+  if (check.ok() && !(a.eps >= 0.0f)) {
+    check.fail(RSSM_INVALID_ARGUMENT, "eps", "expected a number >= 0, got %g", static_cast<double>(a.eps));
+  }
+  if (check.ok() && x[0] > 0 && x[1] > 0) check.range("x: B T", x[0], 0, kMaxItems / x[1] / a.groups);
+}
+
+GatedNormParams flatten(const rssm_gated_rms_norm_args& a) {
+  GatedNormParams p{};
+  p.items = a.x.shape[0] * a.x.shape[1] * a.groups;
+  p.tokens = static_cast<int32_t>(a.x.shape[1]);
+  p.groups = a.groups;
+  p.size = static_cast<int32_t>(a.x.shape[2] / a.groups);
+  p.gateFirst = a.gate_first != 0;
+  p.eps = a.eps;
+  p.float16 = a.x.dtype == RSSM_FLOAT16;
+  p.wide = p.size % kPiece == 0 && areAligned({&a.x, &a.gate, &a.out, &a.weight}, 16);
+  p.programmaticLaunch = (a.flags & RSSM_NORM_PROGRAMMATIC_LAUNCH) != 0;
+  p.x = a.x.data;
+  p.xRowStride = a.x.stride[0];
+  p.xTokenStride = a.x.stride[1];
+  p.gate = a.gate.data;
+  p.gateRowStride = a.gate.stride[0];
+  p.gateTokenStride = a.gate.stride[1];
+  p.weight = static_cast<const float*>(a.weight.data);
+  p.out = a.out.data;
+  p.outRowStride = a.out.stride[0];
+  p.outTokenStride = a.out.stride[1];
+  return p;
+}
+
+}  // namespace
+}  // namespace replayssm
+
+rssm_status rssm_gated_rms_norm(const rssm_gated_rms_norm_args* args, void* stream, rssm_error* error) {
+  replayssm::Checker check("rssm_gated_rms_norm", error);
+  if (args == nullptr) {
+    check.fail(RSSM_INVALID_ARGUMENT, "args", "expected a pointer, got null");
+    return check.status();
+  }
+  check.header(args->struct_size, sizeof(rssm_gated_rms_norm_args), args->abi_version);
+  if (check.ok()) replayssm::checkNorm(check, *args);
+  if (!check.ok()) return check.status();
+  const replayssm::GatedNormParams p = replayssm::flatten(*args);
+  if (p.items == 0) return check.status();
+  cudaError_t code = replayssm::launchGatedNorm(p, static_cast<cudaStream_t>(stream));
+  if (code != cudaSuccess) check.fail(RSSM_CUDA_ERROR, "launch", "%s", cudaGetErrorString(code));
+  return check.status();
+}
