@@ -21,6 +21,13 @@ STRUCTS = {
     "rssm_update_args": _abi.UpdateArgs,
     "rssm_commit_args": _abi.CommitArgs,
     "rssm_conventional_args": _abi.ConventionalArgs,
+    "rssm_conv1d_args": _abi.Conv1dArgs,
+    "rssm_ssm_inputs_args": _abi.SsmInputsArgs,
+    "rssm_gated_rms_norm_args": _abi.GatedRmsNormArgs,
+    "rssm_reset_slots_args": _abi.ResetSlotsArgs,
+    "rssm_clear_state_args": _abi.ClearStateArgs,
+    "rssm_state_export_args": _abi.StateExportArgs,
+    "rssm_state_import_args": _abi.StateImportArgs,
 }
 CONSTANTS = {
     "RSSM_ABI_VERSION": _abi.ABI_VERSION,
@@ -28,6 +35,8 @@ CONSTANTS = {
     "RSSM_ERROR_CHARS": _abi.ERROR_CHARS,
     "RSSM_UPDATE_PROGRAMMATIC_LAUNCH": _abi.UPDATE_PROGRAMMATIC_LAUNCH,
     "RSSM_CONVENTIONAL_PROGRAMMATIC_LAUNCH": _abi.CONVENTIONAL_PROGRAMMATIC_LAUNCH,
+    "RSSM_CONV1D_PROGRAMMATIC_LAUNCH": _abi.CONV1D_PROGRAMMATIC_LAUNCH,
+    "RSSM_NORM_PROGRAMMATIC_LAUNCH": _abi.NORM_PROGRAMMATIC_LAUNCH,
     **{f"RSSM_{kind.name}": int(kind) for kind in _abi.Kind},
     **{f"RSSM_{dtype.name if dtype else 'NO_DTYPE'}": int(dtype) for dtype in _abi.Dtype},
     **{f"RSSM_{status.name}": int(status) for status in _abi.Status},

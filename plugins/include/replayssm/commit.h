@@ -1,10 +1,9 @@
 /*
- * Moves the cursors of all rows after a step or a prompt chunk, in one launch for all layers (paper, Appendix D.1).
+ * Moves the cursors of all rows after a step, once for all layers (paper, Appendix D.1).
  *
- * After a step, per row: n = num_tokens clamped to 0..C - window, a = accepted clamped to 0..n; if h + n > window the
- * folded window is dropped: origin = (origin + h) mod C, h = 0; then h += a and position += a. Applied also when a = 0.
- * After a chunk of a prompt, per row with num_tokens > 0: origin = h = 0 and position += num_tokens.
- * Rows with slot -1 change nothing. Two rows must not name the same slot.
+ * Per row: n = num_tokens clamped to 0..C - window, a = accepted clamped to 0..n; if h + n > window the folded window
+ * is dropped: origin = (origin + h) mod C, h = 0; then h += a and position += a. Applied also when a = 0. Rows with
+ * slot -1 change nothing. Two rows must not name the same slot.
  */
 #ifndef REPLAYSSM_COMMIT_H
 #define REPLAYSSM_COMMIT_H
@@ -31,19 +30,6 @@ typedef struct rssm_commit_args {
 } rssm_commit_args;
 
 RSSM_API rssm_status rssm_commit(const rssm_commit_args* args, void* stream, rssm_error* error);
-
-typedef struct rssm_commit_prompt_args {
-  uint32_t struct_size; /* sizeof(rssm_commit_prompt_args) */
-  uint32_t abi_version; /* RSSM_ABI_VERSION */
-
-  rssm_tensor slot;       /* [B] int32, any stride; -1 = padding */
-  rssm_tensor num_tokens; /* [B] int32, any stride; the chunk's tokens */
-  rssm_tensor origin;     /* [S] int32, written */
-  rssm_tensor h;          /* [S] int32, written */
-  rssm_tensor position;   /* [S] int32, written */
-} rssm_commit_prompt_args;
-
-RSSM_API rssm_status rssm_commit_prompt(const rssm_commit_prompt_args* args, void* stream, rssm_error* error);
 
 #ifdef __cplusplus
 }

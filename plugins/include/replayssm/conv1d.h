@@ -3,7 +3,7 @@
  *
  * The window is a ring of pre-activation inputs: token at absolute position p lives in row p mod R, so rollback is
  * nothing but a smaller position. Taps before position 0 count as zero and are not read. `position` is only read:
- * rssm_commit or rssm_commit_prompt moves it, once for all layers.
+ * rssm_commit or rssm_prefill_commit moves it, once for all layers.
  *
  * Letters: B rows, T tokens, S slots, D channels, K taps, R ring rows. Rows with slot -1 or num_tokens 0 read and write
  * nothing but a zero output. A token's bits do not depend on how the tokens are split into calls.

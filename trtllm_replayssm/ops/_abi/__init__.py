@@ -3,6 +3,14 @@
 Structs are filled by field name only. `tests/native/test_abi_mirror.py` compares sizes and offsets with the headers.
 """
 
+from trtllm_replayssm.ops._abi.conventional import CONVENTIONAL_PROGRAMMATIC_LAUNCH, ConventionalArgs
+from trtllm_replayssm.ops._abi.inputs import (
+    CONV1D_PROGRAMMATIC_LAUNCH,
+    NORM_PROGRAMMATIC_LAUNCH,
+    Conv1dArgs,
+    GatedRmsNormArgs,
+    SsmInputsArgs,
+)
 from trtllm_replayssm.ops._abi.library import Library
 from trtllm_replayssm.ops._abi.records import (
     ABI_VERSION,
@@ -15,19 +23,31 @@ from trtllm_replayssm.ops._abi.records import (
     Tensor,
     tensor,
 )
+from trtllm_replayssm.ops._abi.slots import ClearStateArgs, ResetSlotsArgs, StateExportArgs, StateImportArgs
 from trtllm_replayssm.ops._abi.update import UPDATE_PROGRAMMATIC_LAUNCH, CommitArgs, Kind, UpdateArgs
 
 __all__ = [
     "ABI_VERSION",
+    "CONV1D_PROGRAMMATIC_LAUNCH",
+    "CONVENTIONAL_PROGRAMMATIC_LAUNCH",
     "ERROR_CHARS",
     "MAX_RANK",
+    "NORM_PROGRAMMATIC_LAUNCH",
     "UPDATE_PROGRAMMATIC_LAUNCH",
     "Args",
+    "ClearStateArgs",
     "CommitArgs",
+    "Conv1dArgs",
+    "ConventionalArgs",
     "Dtype",
     "ErrorRecord",
+    "GatedRmsNormArgs",
     "Kind",
     "Library",
+    "ResetSlotsArgs",
+    "SsmInputsArgs",
+    "StateExportArgs",
+    "StateImportArgs",
     "Status",
     "Tensor",
     "UpdateArgs",

@@ -15,7 +15,10 @@ from trtllm_replayssm.errors import (
     ReplaySSMError,
     UnsupportedError,
 )
+from trtllm_replayssm.ops._abi.conventional import ConventionalArgs
+from trtllm_replayssm.ops._abi.inputs import Conv1dArgs, GatedRmsNormArgs, SsmInputsArgs
 from trtllm_replayssm.ops._abi.records import ABI_VERSION, Args, ErrorRecord, Status
+from trtllm_replayssm.ops._abi.slots import ClearStateArgs, ResetSlotsArgs, StateExportArgs, StateImportArgs
 from trtllm_replayssm.ops._abi.update import CommitArgs, UpdateArgs
 
 _ERRORS: dict[Status, type[ReplaySSMError]] = {
@@ -64,6 +67,48 @@ class Library:
     def commit(self, args: CommitArgs, stream: int) -> None:
         """Enqueue the cursor commit on `stream`."""
         self._call("rssm_commit", _sized(args), ctypes.c_void_p(stream))
+
+    def conventional_update(self, args: ConventionalArgs, stream: int) -> None:
+        """Enqueue one step of the baseline on `stream`."""
+        self._call("rssm_conventional_update", _sized(args), ctypes.c_void_p(stream))
+
+    def conv1d_update(self, args: Conv1dArgs, stream: int) -> None:
+        """Enqueue the convolution of a decode or verify step on `stream`."""
+        self._call("rssm_conv1d_update", _sized(args), ctypes.c_void_p(stream))
+
+    def conv1d_prefill(self, args: Conv1dArgs, stream: int) -> None:
+        """Enqueue the convolution of a prompt chunk on `stream`."""
+        self._call("rssm_conv1d_prefill", _sized(args), ctypes.c_void_p(stream))
+
+    def ssm_inputs_update(self, args: SsmInputsArgs, stream: int) -> None:
+        """Enqueue the convolution and the decay inputs of a decode or verify step on `stream`."""
+        _sized(args.conv)
+        self._call("rssm_ssm_inputs_update", _sized(args), ctypes.c_void_p(stream))
+
+    def ssm_inputs_prefill(self, args: SsmInputsArgs, stream: int) -> None:
+        """Enqueue the convolution and the decay inputs of a prompt chunk on `stream`."""
+        _sized(args.conv)
+        self._call("rssm_ssm_inputs_prefill", _sized(args), ctypes.c_void_p(stream))
+
+    def gated_rms_norm(self, args: GatedRmsNormArgs, stream: int) -> None:
+        """Enqueue the gated group norm on `stream`."""
+        self._call("rssm_gated_rms_norm", _sized(args), ctypes.c_void_p(stream))
+
+    def reset_slots(self, args: ResetSlotsArgs, stream: int) -> None:
+        """Enqueue the reset of the cursors of some slots on `stream`."""
+        self._call("rssm_reset_slots", _sized(args), ctypes.c_void_p(stream))
+
+    def clear_state(self, args: ClearStateArgs, stream: int) -> None:
+        """Enqueue the zeroing of one layer's states of some slots on `stream`."""
+        self._call("rssm_clear_state", _sized(args), ctypes.c_void_p(stream))
+
+    def state_export(self, args: StateExportArgs, stream: int) -> None:
+        """Enqueue the copy of whole states of one layer out of the pool on `stream`."""
+        self._call("rssm_state_export", _sized(args), ctypes.c_void_p(stream))
+
+    def state_import(self, args: StateImportArgs, stream: int) -> None:
+        """Enqueue the copy of whole states into one layer of the pool on `stream`."""
+        self._call("rssm_state_import", _sized(args), ctypes.c_void_p(stream))
 
     def _call(self, name: str, *arguments: Any) -> None:
         record = ErrorRecord()
