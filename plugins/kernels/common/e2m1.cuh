@@ -1,0 +1,55 @@
+// NVFP4 states: E2M1 elements, two in a byte (even index in the low nibble), one E4M3 scale per 16 elements along d_k
+// and one float32 scale per head, amax / (6 * 448).
+#pragma once
+
+#include "e4m3.cuh"
+
+namespace replayssm {
+
+using E2m1Grid = Grid<1, 0, 7>;
+constexpr float kE2m1Largest = 6.0f;
+constexpr int kE2m1Block = 16;
+
+RSSM_PORTABLE uint32_t e2m1Signed(uint32_t bits, uint32_t code) {
+  // There is no NaN: it becomes the largest positive number.
+  return (bits & 0x7fffffffu) > 0x7f800000u ? E2m1Grid::kLargest : (bits >> 28 & 8u) | code;
+}
+
+// Code (4 bits) of x rounded to nearest, ties to even, saturating.
+RSSM_PORTABLE uint32_t e2m1Nearest(float x) {
+  const float magnitude = floatOf(bitsOf(x) & 0x7fffffffu);
+  const float capped = magnitude < kE2m1Largest ? magnitude : kE2m1Largest;
+  // Adding 1.5 * 2^23 spacings rounds to whole spacings; codes go on where the spacing doubles.
+  const float anchor = capped < 2.0f ? 6291456.0f : capped < 4.0f ? 12582912.0f : 25165824.0f;
+  const uint32_t offset = capped < 2.0f ? 0u : capped < 4.0f ? 2u : 4u;
+  return e2m1Signed(bitsOf(x), (bitsOf(capped + anchor) & 7u) + offset);
+}
+
+RSSM_PORTABLE uint32_t e2m1Stochastic(float x, uint32_t word) {
+  return e2m1Signed(bitsOf(x), stochasticCode<E2m1Grid>(floatOf(bitsOf(x) & 0x7fffffffu), word));
+}
+
+// Exact.
+RSSM_PORTABLE float e2m1Value(uint32_t code) {
+  // As the top bits of a float32 the exponent is 126 too small; the multiplication also settles 0.5.
+  const float value = floatOf((code & 7u) << 22) * 8.50705917302346159e37f;  // 2^126
+  return (code & 8u) != 0 ? -value : value;
+}
+
+// The head's scale, from its largest finite magnitude.
+RSSM_PORTABLE float nvfp4HeadScale(float amax) {
+  const float scale = amax / (kE2m1Largest * kE4m3Largest);
+  return amax > 0.0f ? (scale > kSmallestScale ? scale : kSmallestScale) : 1.0f;
+}
+
+// E4M3 code of the scale of a block of 16 whose largest finite magnitude is amax; never zero.
+RSSM_PORTABLE uint8_t nvfp4BlockScale(float amax, float headScale) {
+  if (!(amax > 0.0f)) return 0x38;  // 1
+  const uint8_t code = e4m3Nearest(amax / (kE2m1Largest * headScale));
+  return code > 0 ? code : 1;
+}
+
+// What an element of the block is divided by before its rounding, and multiplied by when read.
+RSSM_PORTABLE float nvfp4Scale(uint8_t blockCode, float headScale) { return e4m3Value(blockCode) * headScale; }
+
+}  // namespace replayssm
