@@ -3,13 +3,13 @@
 // An Operation gives what differs:
 //     static constexpr const char* kName;
 //     struct Config { template <class Visitor> void visit(Visitor&); bool check(rssm_error&) const; };
-//     using Args;                                              // the C ABI's args struct
+//     struct Args;                                             // views by name; zero-initialised, then filled from ports
 //     static std::vector<Port<Args>> ports(const Config&);     // inputs
-//     static constexpr int32_t kResult;                        // input whose shape and type the dense output has, -1: none
-//     static rssm_tensor Args::*const kResultView;
+//     static constexpr bool kHasResult;                        // a dense output [B, T, channels], as input 0 but for C
+//     static Port<Args> result(const Config&);                 // only with kHasResult
 //     static constexpr size_t kWorkspaceBytes;
 //     static rssm_status run(const Config&, Args&, void* workspace, cudaStream_t, rssm_error*);
-// Every method body runs inside `guarded`: nothing is thrown into TensorRT, every failure is reported once.
+// Every method body that can throw runs inside `guarded`: nothing is thrown into TensorRT, every failure is reported once.
 #pragma once
 
 #include <exception>
@@ -53,9 +53,9 @@ class Plugin final : public nvinfer1::IPluginV3,
     for (size_t i = 0; i < ports_.size(); ++i) {
       if (ports_[i].inPlace) inPlace_.push_back(static_cast<int32_t>(i));
     }
-    FieldValues values;
-    config_.visit(values);
-    fields_ = values.take();
+    FieldList list;
+    config_.visit(list);
+    fields_ = list.take();
     collection_ = {static_cast<int32_t>(fields_.size()), fields_.data()};
   }
   Plugin(const Plugin&) = delete;
@@ -93,9 +93,14 @@ class Plugin final : public nvinfer1::IPluginV3,
   }
 
   int32_t getOutputShapes(const nvinfer1::DimsExprs* inputs, int32_t numInputs, const nvinfer1::DimsExprs*, int32_t,
-                          nvinfer1::DimsExprs* outputs, int32_t numOutputs, nvinfer1::IExprBuilder&) noexcept override {
+                          nvinfer1::DimsExprs* outputs, int32_t numOutputs,
+                          nvinfer1::IExprBuilder& expressions) noexcept override {
     if (!counts("getOutputShapes", numInputs, numOutputs)) return -1;
     for (int32_t i = 0; i < numOutputs; ++i) outputs[i] = inputs[source(i)];
+    if constexpr (Operation::kHasResult) {
+      Channels channels = Operation::result(config_).channels;
+      outputs[0].d[2] = expressions.constant(int64_t{channels.heads} * channels.width);
+    }
     return 0;
   }
 
@@ -112,7 +117,7 @@ class Plugin final : public nvinfer1::IPluginV3,
                           const nvinfer1::DynamicPluginTensorDesc*, int32_t numOutputs) noexcept override {
     if (!counts("configurePlugin", numInputs, numOutputs)) return -1;
     for (int32_t i = 0; i < numInputs; ++i) {
-      if (!rankFits("configurePlugin", i, inputs[i].desc.dims.nbDims)) return -1;
+      if (!fits("configurePlugin", i, inputs[i].desc.dims)) return -1;
     }
     return 0;
   }
@@ -126,7 +131,7 @@ class Plugin final : public nvinfer1::IPluginV3,
                         int32_t numOutputs) noexcept override {
     if (!counts("onShapeChange", numInputs, numOutputs)) return -1;
     for (int32_t i = 0; i < numInputs; ++i) {
-      if (!rankFits("onShapeChange", i, inputs[i].dims.nbDims)) return -1;
+      if (!fits("onShapeChange", i, inputs[i].dims)) return -1;
     }
     return 0;
   }
@@ -147,11 +152,11 @@ class Plugin final : public nvinfer1::IPluginV3,
   const PluginFieldCollection* getFieldsToSerialize() noexcept override { return &collection_; }
 
  private:
-  static constexpr int32_t denseOutputs() { return Operation::kResult < 0 ? 0 : 1; }
+  static constexpr int32_t denseOutputs() { return Operation::kHasResult ? 1 : 0; }
 
-  // The input that gives output `i` its shape and type.
+  // The input that output `i` has its type from, and its shape, a dense output all but the channels.
   int32_t source(int32_t i) const {
-    return i < denseOutputs() ? Operation::kResult : inPlace_[static_cast<size_t>(i - denseOutputs())];
+    return i < denseOutputs() ? 0 : inPlace_[static_cast<size_t>(i - denseOutputs())];
   }
 
   bool counts(const char* method, int32_t numInputs, int32_t numOutputs) const noexcept {
@@ -163,27 +168,35 @@ class Plugin final : public nvinfer1::IPluginV3,
     return false;
   }
 
-  bool rankFits(const char* method, int32_t input, int32_t rank) const noexcept {
+  // Rank, and channels that lie within the projection (an unknown extent is -1 and is looked at when it is known).
+  bool fits(const char* method, int32_t input, const nvinfer1::Dims& dims) const noexcept {
     const auto& port = ports_[static_cast<size_t>(input)];
-    if (port.rank < 0 || port.rank == rank) return true;
+    if (port.rank >= 0 && port.rank != dims.nbDims) {
+      report(Operation::kName, method,
+             failure(RSSM_INVALID_ARGUMENT, "%s: expected rank %d, got %d", port.name, port.rank, dims.nbDims));
+      return false;
+    }
+    int64_t end = port.channels.offset + int64_t{port.channels.heads} * (port.channels.width > 0 ? port.channels.width : 1);
+    if (port.channels.heads == 0 || dims.d[2] < 0 || end <= dims.d[2]) return true;
     report(Operation::kName, method,
-           failure(RSSM_INVALID_ARGUMENT, "%s: expected rank %d, got %d", port.name, port.rank, rank));
+           failure(RSSM_INVALID_ARGUMENT, "%s: expected a last axis of at least %lld channels (offset %d), got %lld",
+                   port.name, static_cast<long long>(end), port.channels.offset, static_cast<long long>(dims.d[2])));
     return false;
+  }
+
+  static rssm_tensor viewOf(const Port<Args>& port, const nvinfer1::Dims& dims, const void* data) {
+    return port.channels.heads > 0 ? channelView(dims, port.dtype, data, port.channels)
+                                   : denseView(dims, port.dtype, data);
   }
 
   bool enqueueStep(const nvinfer1::PluginTensorDesc* inputDesc, const nvinfer1::PluginTensorDesc* outputDesc,
                    const void* const* inputs, void* const* outputs, void* workspace, cudaStream_t stream,
                    rssm_error& error) const {
     Args args{};
-    args.struct_size = sizeof(Args);
-    args.abi_version = RSSM_ABI_VERSION;
-    for (size_t i = 0; i < ports_.size(); ++i) {
-      if (ports_[i].view != nullptr) {
-        args.*(ports_[i].view) = denseView(inputDesc[i].dims, ports_[i].dtype, inputs[i]);
-      }
-    }
-    if constexpr (Operation::kResult >= 0) {
-      args.*Operation::kResultView = denseView(outputDesc[0].dims, ports_[Operation::kResult].dtype, outputs[0]);
+    for (size_t i = 0; i < ports_.size(); ++i) args.*(ports_[i].view) = viewOf(ports_[i], inputDesc[i].dims, inputs[i]);
+    if constexpr (Operation::kHasResult) {
+      Port<Args> result = Operation::result(config_);
+      args.*(result.view) = viewOf(result, outputDesc[0].dims, outputs[0]);
     }
     for (size_t i = 0; i < inPlace_.size(); ++i) {
       int32_t input = inPlace_[i];
@@ -209,10 +222,9 @@ template <class Operation>
 class Creator final : public nvinfer1::IPluginCreatorV3One {
  public:
   Creator() {
-    typename Operation::Config config;
-    FieldNames names;
-    config.visit(names);
-    fields_ = names.take();
+    FieldList list;
+    config_.visit(list);
+    fields_ = list.take();
     collection_ = {static_cast<int32_t>(fields_.size()), fields_.data()};
   }
 
@@ -236,6 +248,7 @@ class Creator final : public nvinfer1::IPluginCreatorV3One {
   const char* getPluginNamespace() const noexcept override { return kNamespace; }
 
  private:
+  typename Operation::Config config_{};  // only its fields' names and types count
   std::vector<PluginField> fields_;
   PluginFieldCollection collection_{};
 };

@@ -1,5 +1,6 @@
 // What TensorRT looks up in a plugin library: getCreators and setLoggerFinder.
-#include "trt/operations.h"
+#include "trt/commit.h"
+#include "trt/replay.h"
 
 namespace {
 

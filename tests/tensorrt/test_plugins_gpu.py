@@ -17,17 +17,20 @@ from tests.native.twin import Twin, torch_module
 from tests.tensorrt import plugin_host
 from trtllm_replayssm.config import ReplayConfig
 from trtllm_replayssm.ops import _abi
-from trtllm_replayssm.shapes import SsmKind
+from trtllm_replayssm.shapes import SsmKind, SsmShape
 
 REASON = harness.unavailable() or plugin_host.unavailable()
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(REASON is not None, reason=str(REASON))]
 
 PLUGIN = {SsmKind.MAMBA2: "Mamba2Replay", SsmKind.GDN: "GatedDeltaNetReplay"}
 CURSORS = ("origin", "h", "position")
-ROWS = {
-    SsmKind.MAMBA2: ("value", "k", "q", "dt", "a", "skip"),
-    SsmKind.GDN: ("value", "k", "q", "log_decay", "beta"),
+# The plugin's channel ranges by the projection they lie in; names of the C ABI in the order of the plugin's inputs.
+PROJECTIONS = {
+    SsmKind.MAMBA2: [("value", "k", "q"), ("dt",)],
+    SsmKind.GDN: [("q", "k", "value"), ("log_decay", "beta")],
 }
+OFFSETS = {"value": {SsmKind.MAMBA2: "x_offset", SsmKind.GDN: "v_offset"}}
+WEIGHTS = {SsmKind.MAMBA2: ("a", "skip"), SsmKind.GDN: ()}
 STATE = {
     SsmKind.MAMBA2: ("checkpoint", "ring_value", "ring_k", "ring_dt"),
     SsmKind.GDN: ("checkpoint", "ring_value", "ring_k", "ring_dt", "ring_key_factor"),
@@ -63,28 +66,49 @@ def type_code(tensor: Any) -> int:
     return codes[tensor.dtype]
 
 
-def text(value: str) -> bytes:
-    return struct.pack("<i", len(value)) + value.encode()
+def fields(shape: SsmShape, config: ReplayConfig) -> dict[str, int]:
+    """The plugin's fields: float32 state (code 1), bfloat16 activations (code 3)."""
+    values = {"heads": shape.heads, "groups": shape.groups, "head_dim": shape.head_dim, "state_dim": shape.state_dim}
+    values |= {"window": config.window, "max_step_tokens": config.max_step_tokens, "recurrence": 1, "rounding": 1}
+    values |= {"read": 0, "layer": 0, "head_offset": 0, "activation": 3}
+    widths = {"value": shape.heads * shape.head_dim, "k": shape.groups * shape.state_dim}
+    widths["q"] = widths["k"]
+    for projection in PROJECTIONS[shape.kind]:
+        start = 0
+        for name in projection:
+            values[OFFSETS.get(name, {}).get(shape.kind, f"{name}_offset")] = start
+            start += widths.get(name, shape.heads)
+    return values
 
 
-def write_case(path: Path, kind: SsmKind, config: ReplayConfig, act: str, pool: RecordingPool) -> None:
+def dense_inputs(kind: SsmKind, rows: dict[str, Any]) -> list[Any]:
+    """The inputs of one step up to the state: each channel range gets its whole projection."""
+    torch = torch_module()
+    inputs = []
+    for projection in PROJECTIONS[kind]:
+        joined = torch.cat([rows[name].flatten(2) for name in projection], dim=-1)
+        inputs += [joined] * len(projection)
+    unused = torch.zeros_like(rows["slot"])
+    inputs += [rows["slot"], rows["num_tokens"], unused, unused, unused[:1]]  # row_flags, carry_index, phase
+    return inputs + [rows[name] for name in (*CURSORS, "seed", *WEIGHTS[kind])]
+
+
+def write_case(path: Path, shape: SsmShape, config: ReplayConfig, pool: RecordingPool) -> None:
     """The file that tests/tensorrt/host/device.cpp reads."""
-    numbers = {"window": config.window, "max_step_tokens": config.max_step_tokens, "layer": 0, "head_offset": 0}
-    words = {"activation": act, "recurrence": "float32", "read": "none"}
-    out = struct.pack("<i", len(numbers) + len(words))
-    for name, number in numbers.items():
-        out += text(name) + struct.pack("<ii", 0, number)
-    for name, word in words.items():
-        out += text(name) + struct.pack("<i", 1) + text(word)
-    first = pool.steps[0][0]
-    dense = ["slot", "num_tokens", *CURSORS, "seed", *ROWS[kind]]
-    tensors = [(first[name], 0) for name in dense] + [(pool.start[name], 1) for name in STATE[kind]]
+    torch, kind = torch_module(), shape.kind
+    values = fields(shape, config)
+    out = struct.pack("<i", len(values))
+    for name, number in values.items():
+        out += struct.pack("<i", len(name)) + name.encode() + struct.pack("<i", number)
+    carry = torch.zeros((1, shape.heads, shape.head_dim, shape.state_dim), device=pool.device)
+    state = [*(pool.start[name] for name in STATE[kind]), carry]
+    tensors = [*((t, 0) for t in dense_inputs(kind, pool.steps[0][0])), *((t, 1) for t in state)]
     out += struct.pack("<i", len(tensors))
     for tensor, in_place in tensors:
         out += struct.pack(f"<iii{tensor.dim()}q", type_code(tensor), in_place, tensor.dim(), *tensor.shape)
-    out += struct.pack("<ii", 6, len(pool.steps))
-    out += b"".join(raw(pool.start[name]) for name in STATE[kind])
-    out += b"".join(raw(rows[name]) for rows, _ in pool.steps for name in dense)
+    out += struct.pack("<ii", shape.heads * shape.head_dim, len(pool.steps))
+    out += b"".join(raw(tensor) for tensor in state)
+    out += b"".join(raw(tensor) for rows, _ in pool.steps for tensor in dense_inputs(kind, rows))
     path.write_bytes(out)
 
 
@@ -104,10 +128,11 @@ def test_the_plugin_writes_the_bits_of_the_native_library(kind: SsmKind, tokens:
         counts = [tokens, tokens, 0 if step % 5 == 0 else 1, tokens]
         twin.step([4, -1, 0, 2], counts, [max(1, count - step % 3) if count else 0 for count in counts], tokens)
     case = tmp_path / "case"
-    write_case(case, kind, config, "bfloat16", pool)
+    write_case(case, shape, config, pool)
     lean = plugin_host.lean_libraries(version.major)
     plugin_host.run(host, "--run", PLUGIN[kind], str(case), *map(str, lean[:1]))
     written = Path(f"{case}.out").read_bytes()
     expected = b"".join(raw(out) for _, out in pool.steps) + b"".join(raw(pool.tensors[name]) for name in STATE[kind])
-    assert len(written) == len(expected)
-    assert written == expected
+    carry = shape.heads * shape.head_dim * shape.state_dim * 4  # untouched by steps
+    assert len(written) == len(expected) + carry
+    assert written[: len(expected)] == expected

@@ -1,89 +1,96 @@
 // Every plugin in each of its forms, at one small shape.
 #include "host.h"
+#include "replayssm/tensor.h"
 
 namespace host {
 namespace {
 
-constexpr int64_t B = 3, S = 5, T = 2, H = 4, G = 2, P = 64, N = 128, L = 4, C = L + T;
-constexpr DataType kAct = DataType::kBF16, kFloat = DataType::kFLOAT, kInt = DataType::kINT32, kBytes = DataType::kINT8;
+constexpr int64_t B = 3, S = 5, T = 2, H = 4, G = 2, P = 64, N = 128, L = 4, C = L + T, K = 2;
+constexpr DataType kAct = DataType::kBF16, kFloat = DataType::kFLOAT, kInt = DataType::kINT32, kFp8 = DataType::kFP8;
 
-std::vector<Input> cursors() {
-  return {{kInt, {B}, false}, {kInt, {B}, false}, {kInt, {S}, false},
-          {kInt, {S}, false}, {kInt, {S}, false}, {DataType::kINT64, {S}, false}};
+void appendStep(std::vector<Input>& inputs) {
+  for (int i = 0; i < 4; ++i) inputs.push_back({kInt, {B}, false});  // slot, num_tokens, row_flags, carry_index
+  inputs.push_back({kInt, {1}, false});                              // phase: a step
+  for (int i = 0; i < 3; ++i) inputs.push_back({kInt, {S}, false});  // origin, h, cursor_position
+  inputs.push_back({DataType::kINT64, {S}, false});                  // seed
 }
 
-void appendState(std::vector<Input>& inputs, const std::string& recurrence, const std::string& read) {
-  DataType type = recurrence == "float32" ? kFloat : recurrence == "float16" ? DataType::kHALF : kBytes;
+void appendCopies(std::vector<Input>& inputs, int32_t recurrence, int32_t read) {
+  DataType type = recurrence == RSSM_FLOAT32 ? kFloat : recurrence == RSSM_FLOAT16 ? DataType::kHALF : kFp8;
   inputs.push_back({type, {S, H, P, N}, true});
-  if (recurrence == "fp8") inputs.push_back({kFloat, {S, H, P, 1}, true});
-  if (read == "fp8") {
-    inputs.push_back({kBytes, {S, H, P, N}, true});
+  if (recurrence == RSSM_FLOAT8_E4M3) inputs.push_back({kFloat, {S, H, P, 1}, true});
+  if (read == RSSM_FLOAT16) inputs.push_back({DataType::kHALF, {S, H, P, N}, true});
+  if (read == RSSM_FLOAT8_E4M3) {
+    inputs.push_back({kFp8, {S, H, P, N}, true});
     inputs.push_back({kFloat, {S, H, P, 1}, true});
-  } else if (read == "nvfp4") {
-    inputs.push_back({kBytes, {S, H, P, N / 2}, true});
-    inputs.push_back({kBytes, {S, H, P, N / 16}, true});
+  } else if (read == RSSM_FLOAT4_E2M1) {
+    inputs.push_back({DataType::kINT8, {S, H, P, N / 2}, true});
+    inputs.push_back({kFp8, {S, H, P, N / 16}, true});
     inputs.push_back({kFloat, {S, H}, true});
   }
 }
 
-std::vector<Value> updateFields(const char* recurrence, const char* read) {
-  return {{"window", L, nullptr},          {"max_step_tokens", T, nullptr},   {"layer", 7, nullptr},
-          {"head_offset", 0, nullptr},     {"activation", 0, "bfloat16"},     {"recurrence", 0, recurrence},
-          {"read", 0, read}};
+std::vector<Value> replayFields(int32_t recurrence, int32_t read) {
+  return {{"heads", H},  {"groups", G}, {"head_dim", P},   {"state_dim", N},     {"window", L}, {"max_step_tokens", T},
+          {"recurrence", recurrence},   {"rounding", 1},   {"read", read},       {"layer", 7},  {"head_offset", 0},
+          {"activation", RSSM_BFLOAT16}};
 }
 
-Case mamba2(const char* recurrence, const char* read) {
-  std::vector<Input> inputs = cursors();
-  inputs.insert(inputs.end(), {{kAct, {B, T, H, P}, false},
-                               {kAct, {B, T, G, N}, false},
-                               {kAct, {B, T, G, N}, false},
-                               {kFloat, {B, T, H}, false},
-                               {kFloat, {H}, false},
-                               {kFloat, {H}, false}});
-  appendState(inputs, recurrence, read);
-  inputs.insert(inputs.end(),
-                {{kAct, {S, H, C, P}, true}, {kAct, {S, G, C, N}, true}, {kFloat, {S, H, C}, true}});
-  return {"Mamba2Replay", updateFields(recurrence, read), inputs, 6};
+// x, k and q are channels of one projection, as after the convolution.
+Case mamba2(int32_t recurrence, int32_t read) {
+  Input projection{kAct, {B, T, H * P + 2 * G * N}, false};
+  std::vector<Input> inputs = {projection, projection, projection, {kFloat, {B, T, H}, false}};
+  appendStep(inputs);
+  inputs.push_back({kFloat, {H}, false});
+  inputs.push_back({kFloat, {H}, false});
+  appendCopies(inputs, recurrence, read);
+  inputs.insert(inputs.end(), {{kAct, {S, H, C, P}, true},
+                               {kAct, {S, G, C, N}, true},
+                               {kFloat, {S, H, C}, true},
+                               {kFloat, {K, H, P, N}, true}});
+  std::vector<Value> fields = replayFields(recurrence, read);
+  fields.insert(fields.end(),
+                {{"x_offset", 0}, {"k_offset", H * P}, {"q_offset", H * P + G * N}, {"dt_offset", 0}});
+  return {"Mamba2Replay", fields, inputs, H * P};
 }
 
-Case gatedDeltaNet(const char* recurrence, const char* read) {
-  std::vector<Input> inputs = cursors();
-  inputs.insert(inputs.end(), {{kAct, {B, T, H, P}, false},
-                               {kAct, {B, T, G, N}, false},
-                               {kAct, {B, T, G, N}, false},
-                               {kFloat, {B, T, H}, false},
-                               {kFloat, {B, T, H}, false}});
-  appendState(inputs, recurrence, read);
+Case gatedDeltaNet(int32_t recurrence, int32_t read) {
+  Input projection{kAct, {B, T, H * P + 2 * G * N}, false};
+  std::vector<Input> inputs = {projection, projection, projection, {kFloat, {B, T, 2 * H}, false},
+                               {kFloat, {B, T, 2 * H}, false}};
+  appendStep(inputs);
+  appendCopies(inputs, recurrence, read);
   inputs.insert(inputs.end(), {{DataType::kHALF, {S, H, C, P}, true},
                                {kAct, {S, G, C, N}, true},
                                {kFloat, {S, H, C}, true},
                                {kFloat, {S, G, C}, true}});
-  if (std::string(recurrence) != "float32" || std::string(read) != "none") {
+  if (recurrence != RSSM_FLOAT32 || read != RSSM_NO_DTYPE) {
     inputs.push_back({kAct, {S, H, C, P}, true});
     inputs.push_back({kFloat, {S, H, C}, true});
   }
-  return {"GatedDeltaNetReplay", updateFields(recurrence, read), inputs, 6};
+  inputs.push_back({kFloat, {K, H, P, N}, true});
+  std::vector<Value> fields = replayFields(recurrence, read);
+  fields.insert(fields.end(), {{"q_offset", 0},
+                               {"k_offset", G * N},
+                               {"v_offset", 2 * G * N},
+                               {"log_decay_offset", 0},
+                               {"beta_offset", H}});
+  return {"GatedDeltaNetReplay", fields, inputs, H * P};
 }
 
 Case commit() {
-  return {"ReplayCommit",
-          {{"window", L, nullptr}, {"ring_rows", C, nullptr}},
-          {{kAct, {B, T, 16}, false},
-           {kInt, {B}, false},
-           {kInt, {B}, false},
-           {kInt, {B}, false},
-           {kInt, {S}, true},
-           {kInt, {S}, true},
-           {kInt, {S}, true}},
-          -1};
+  std::vector<Input> inputs = {{kAct, {B, T, 16}, false}};
+  for (int i = 0; i < 3; ++i) inputs.push_back({kInt, {B}, false});
+  for (int i = 0; i < 3; ++i) inputs.push_back({kInt, {S}, true});
+  return {"ReplayCommit", {{"window", L}, {"max_step_tokens", T}}, inputs, 0};
 }
 
 }  // namespace
 
 std::vector<Case> cases() {
   std::vector<Case> all;
-  for (const char* recurrence : {"float32", "float16", "fp8"}) {
-    for (const char* read : {"none", "fp8", "nvfp4"}) {
+  for (int32_t recurrence : {RSSM_FLOAT32, RSSM_FLOAT16, RSSM_FLOAT8_E4M3}) {
+    for (int32_t read : {RSSM_NO_DTYPE, RSSM_FLOAT16, RSSM_FLOAT8_E4M3, RSSM_FLOAT4_E2M1}) {
       all.push_back(mamba2(recurrence, read));
       all.push_back(gatedDeltaNet(recurrence, read));
     }

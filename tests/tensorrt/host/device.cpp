@@ -1,11 +1,11 @@
 // enqueue with real tensors: reads a case, runs its steps on one stream, writes what the plugin wrote.
 //
 // FILE, little endian, written by test_plugins_gpu.py:
-//   int32 fields; each: text name, int32 is_word, then text or int32
+//   int32 fields; each: int32 length of the name, its characters, int32 value
 //   int32 inputs; each: int32 type, int32 in_place, int32 rank, int64 dims[rank]
-//   int32 result, int32 steps
+//   int32 width of the dense output or 0, int32 steps
 //   data of the in-place inputs, in order; then for each step the data of the others, in order
-// FILE.out: the dense output after each step, then the in-place tensors at the end. text = int32 length, characters.
+// FILE.out: the dense output after each step, then the in-place tensors at the end.
 // Before the first step every buffer is filled with 0x7f bytes and the plugin runs once, as an engine builder times its
 // candidates: ids and cursors far out of range must do no harm.
 #include <cuda_runtime_api.h>
@@ -61,24 +61,6 @@ size_t bytesOf(const Input& input) {
   return bytes;
 }
 
-std::vector<PluginField> readFields(Reader& reader, std::vector<std::string>& texts, std::vector<int32_t>& numbers) {
-  std::vector<PluginField> fields;
-  int32_t count = reader.number<int32_t>();
-  texts.reserve(static_cast<size_t>(count) * 2);  // fields point into both
-  numbers.reserve(static_cast<size_t>(count));
-  for (int32_t i = 0; i < count; ++i) {
-    const std::string& name = texts.emplace_back(reader.text());
-    if (reader.number<int32_t>() != 0) {
-      const std::string& word = texts.emplace_back(reader.text());
-      fields.emplace_back(name.c_str(), word.data(), PluginFieldType::kCHAR, static_cast<int32_t>(word.size()));
-    } else {
-      numbers.push_back(reader.number<int32_t>());
-      fields.emplace_back(name.c_str(), &numbers.back(), PluginFieldType::kINT32, 1);
-    }
-  }
-  return fields;
-}
-
 // Device buffers of one plugin: an output in place shares its input's.
 struct Buffers {
   std::vector<void*> inputs, outputs;
@@ -92,12 +74,13 @@ bool allocate(const Case& c, Buffers& buffers) {
     buffers.inputs.push_back(data);
     buffers.inputBytes.push_back(bytesOf(input));
   }
-  for (int32_t source : outputSources(c)) {
-    bool dense = c.result >= 0 && buffers.outputs.empty();
-    void* data = buffers.inputs[static_cast<size_t>(source)];
-    if (dense && !good(cudaMalloc(&data, bytesOf(c.inputs[static_cast<size_t>(source)]) + 256), "cudaMalloc")) return false;
+  std::vector<int32_t> sources = outputSources(c);
+  std::vector<Input> outputs = outputsOf(c);
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    void* data = sources[i] < 0 ? nullptr : buffers.inputs[static_cast<size_t>(sources[i])];
+    if (data == nullptr && !good(cudaMalloc(&data, bytesOf(outputs[i]) + 256), "cudaMalloc")) return false;
     buffers.outputs.push_back(data);
-    buffers.outputBytes.push_back(bytesOf(c.inputs[static_cast<size_t>(source)]));
+    buffers.outputBytes.push_back(bytesOf(outputs[i]));
   }
   return true;
 }
@@ -113,10 +96,16 @@ void keep(std::ofstream& out, const void* device, size_t bytes) {
 int runOnDevice(const char* name, const char* path) {
   Reader reader(path);
   if (!reader.good()) return 1;
-  std::vector<std::string> texts;
-  std::vector<int32_t> numbers;
-  std::vector<PluginField> fields = readFields(reader, texts, numbers);
-  Case c{name, {}, {}, -1};
+  std::vector<std::string> names;
+  std::vector<Value> values;
+  int32_t numFields = reader.number<int32_t>();
+  names.reserve(static_cast<size_t>(numFields));  // values point into it
+  for (int32_t i = 0; i < numFields; ++i) {
+    const std::string& field = names.emplace_back(reader.text());
+    values.push_back({field.c_str(), reader.number<int32_t>()});
+  }
+  Fields fields(values);
+  Case c{name, values, {}, 0};
   int32_t count = reader.number<int32_t>();
   for (int32_t i = 0; i < count; ++i) {
     Input input{static_cast<DataType>(reader.number<int32_t>()), {}, false};
@@ -125,10 +114,10 @@ int runOnDevice(const char* name, const char* path) {
     for (int32_t d = 0; d < rank; ++d) input.dims.push_back(reader.number<int64_t>());
     c.inputs.push_back(input);
   }
-  c.result = reader.number<int32_t>();
+  c.width = reader.number<int32_t>();
   int32_t steps = reader.number<int32_t>();
 
-  PluginFieldCollection collection{static_cast<int32_t>(fields.size()), fields.data()};
+  PluginFieldCollection collection = fields.collection();
   std::unique_ptr<nvinfer1::IPluginV3> plugin(
       creator(name)->createPlugin("run", &collection, nvinfer1::TensorRTPhase::kRUNTIME));
   if (plugin == nullptr) return std::printf("FAILED %s\n", lastReport().c_str()), 1;
@@ -145,7 +134,7 @@ int runOnDevice(const char* name, const char* path) {
   if (!good(cudaMalloc(&workspace, workspaceBytes + 256), "cudaMalloc")) return 1;
   std::vector<nvinfer1::PluginTensorDesc> in, out;
   for (const Input& input : c.inputs) in.push_back(descOf(input));
-  for (int32_t source : outputSources(c)) out.push_back(in[static_cast<size_t>(source)]);
+  for (const Input& output : outputsOf(c)) out.push_back(descOf(output));
   auto enqueue = [&] {
     int32_t failed = runtime->enqueue(in.data(), out.data(), buffers.inputs.data(), buffers.outputs.data(), workspace, stream);
     if (failed != 0) std::printf("FAILED enqueue: %s\n", lastReport().c_str());
@@ -169,9 +158,9 @@ int runOnDevice(const char* name, const char* path) {
       good(cudaMemcpy(buffers.inputs[i], data.data(), data.size(), cudaMemcpyHostToDevice), "copy");
     }
     if (!enqueue()) return 1;
-    if (c.result >= 0) keep(results, buffers.outputs[0], buffers.outputBytes[0]);
+    if (c.width > 0) keep(results, buffers.outputs[0], buffers.outputBytes[0]);
   }
-  for (size_t i = c.result >= 0 ? 1 : 0; i < buffers.outputs.size(); ++i) {
+  for (size_t i = c.width > 0 ? 1 : 0; i < buffers.outputs.size(); ++i) {
     keep(results, buffers.outputs[i], buffers.outputBytes[i]);
   }
   std::printf("%s: %d steps\n", name, steps);

@@ -44,24 +44,17 @@ inline std::string& lastReport() {
 }
 inline std::string takeReport() { return std::exchange(lastReport(), std::string()); }
 
-// A named value of a plugin field: one int32 or a word.
+// A named value of a plugin field.
 struct Value {
   const char* name;
   int32_t number;
-  const char* word;  // null: the number counts
 };
 
 // Owns what a PluginFieldCollection points to.
 class Fields {
  public:
   explicit Fields(std::vector<Value> values) : values_(std::move(values)) {
-    for (Value& v : values_) {
-      if (v.word == nullptr) {
-        fields_.emplace_back(v.name, &v.number, PluginFieldType::kINT32, 1);
-      } else {
-        fields_.emplace_back(v.name, v.word, PluginFieldType::kCHAR, static_cast<int32_t>(std::strlen(v.word)));
-      }
-    }
+    for (Value& v : values_) fields_.emplace_back(v.name, &v.number, PluginFieldType::kINT32, 1);
   }
   std::vector<PluginField>& list() { return fields_; }
   PluginFieldCollection collection() const { return {static_cast<int32_t>(fields_.size()), fields_.data()}; }
@@ -78,12 +71,12 @@ struct Input {
   bool inPlace;
 };
 
-// A plugin with its fields and inputs, outputs in the order dense, then in place.
+// A plugin with its fields and inputs.
 struct Case {
   const char* plugin;
   std::vector<Value> fields;
   std::vector<Input> inputs;
-  int32_t result;  // input that gives the dense output its shape, -1: none
+  int64_t width;  // channels of the dense output [B, T, width], 0: none
 };
 
 std::vector<Case> cases();
@@ -106,14 +99,21 @@ inline nvinfer1::PluginTensorDesc descOf(const Input& input) {
   return desc;
 }
 
-// Indices of the inputs that the outputs copy in shape and type.
+// The inputs that the outputs have their memory from, in order; -1: the dense output, which has its own.
 inline std::vector<int32_t> outputSources(const Case& c) {
   std::vector<int32_t> sources;
-  if (c.result >= 0) sources.push_back(c.result);
+  if (c.width > 0) sources.push_back(-1);
   for (size_t i = 0; i < c.inputs.size(); ++i) {
     if (c.inputs[i].inPlace) sources.push_back(static_cast<int32_t>(i));
   }
   return sources;
+}
+
+inline std::vector<Input> outputsOf(const Case& c) {
+  std::vector<Input> outputs;
+  for (int32_t source : outputSources(c)) outputs.push_back(c.inputs[static_cast<size_t>(source < 0 ? 0 : source)]);
+  if (c.width > 0) outputs[0].dims[2] = c.width;
+  return outputs;
 }
 
 void checkLifeCycle(const Case& c);
