@@ -1,0 +1,221 @@
+// Checkpoint and committed records of one head -> its state in float32, as a flush would fold them. Reads only.
+#pragma once
+
+#include "columns.cuh"
+#include "kernels/common/vector.cuh"
+
+namespace replayssm {
+
+constexpr int kExportWarps = 4;
+constexpr int kExportRows = 4;  // state rows of a warp
+constexpr int kBlockRows = kExportWarps * kExportRows;
+constexpr int kExportMaxWindow = 64;
+
+// The committed records as a block needs them, oldest first. In dynamic shared memory behind it: keys [h][N], 16 bits.
+struct ExportRecords {
+  float weight[kExportMaxWindow];  // of value k^T in the sum; with re-derivation unused
+  float decay[kExportMaxWindow];   // log-decay of the token itself
+  float factor[kExportMaxWindow];  // 1 / |k|, 1 for Mamba-2
+  float beta[kExportMaxWindow];    // with re-derivation
+  float value[kExportMaxWindow][kBlockRows];  // x, u, or v with re-derivation
+};
+
+template <class Act>
+__device__ __forceinline__ float ringFloat16(const ExportParams& p, int64_t index) {
+  return p.gdn && !p.rederives ? __half2float(static_cast<const __half*>(p.value.data)[index])
+                               : Activation<Act>::toFloat(static_cast<const uint16_t*>(
+                                     p.rederives ? p.v.data : p.value.data)[index]);
+}
+
+// Scalars first; the weights need all decays, so a barrier lies between the two parts.
+template <class Act>
+__device__ void loadRecords(const ExportParams& p, ExportRecords& records, uint16_t* keys, int slot, int head,
+                            int firstRow) {
+  const int h = min(max(p.pending[slot], 0), p.window), group = head / (p.heads / p.groups);
+  const int origin = p.origin[slot], thread = static_cast<int>(threadIdx.x);
+  auto ringRow = [&](int j) { return (origin + j) % p.ringRows; };
+  auto perHead = [&](const RingTensor& t, int j) {
+    return slot * t.slotStride + static_cast<int64_t>(head) * p.ringRows + ringRow(j);
+  };
+  auto perGroup = [&](const RingTensor& t, int j) {
+    return slot * t.slotStride + static_cast<int64_t>(group) * p.ringRows + ringRow(j);
+  };
+  for (int j = thread; j < h; j += blockDim.x) {
+    const float stored = static_cast<const float*>(p.decay.data)[perHead(p.decay, j)];
+    // dt = 0 decays nothing, even at an infinite rate.
+    records.decay[j] = p.gdn ? stored : stored > 0.0f ? stored * p.a[head] : 0.0f;
+    records.weight[j] = p.gdn ? 1.0f : stored;
+    records.factor[j] = p.gdn ? static_cast<const float*>(p.keyFactor.data)[perGroup(p.keyFactor, j)] : 1.0f;
+    records.beta[j] = p.rederives ? static_cast<const float*>(p.beta.data)[perHead(p.beta, j)] : 0.0f;
+  }
+  const RingTensor& values = p.rederives ? p.v : p.value;
+  for (int i = thread; i < h * kBlockRows; i += blockDim.x) {
+    const int j = i / kBlockRows, row = firstRow + i % kBlockRows;
+    const int64_t at = slot * values.slotStride +
+                       (static_cast<int64_t>(head) * p.ringRows + ringRow(j)) * p.headDim + row;
+    records.value[j][i % kBlockRows] = row < p.headDim ? ringFloat16<Act>(p, at) : 0.0f;
+  }
+  const int quads = p.stateDim / kLaneColumns;
+  for (int i = thread; i < h * quads; i += blockDim.x) {
+    const int j = i / quads;
+    const int64_t at = slot * p.key.slotStride +
+                       (static_cast<int64_t>(group) * p.ringRows + ringRow(j)) * p.stateDim + i % quads * kLaneColumns;
+    *reinterpret_cast<uint2*>(keys + i * kLaneColumns) =
+        *reinterpret_cast<const uint2*>(static_cast<const uint16_t*>(p.key.data) + at);
+  }
+}
+
+// exp of a record's suffix sum, from the newest record back; never a difference of sums.
+__device__ __forceinline__ float suffixDecay(const ExportRecords& records, int j, int h) {
+  float sum = 0.0f;
+  for (int i = h - 1; i > j; --i) sum += records.decay[i];
+  return expf(sum);
+}
+
+__device__ __forceinline__ void loadState(const StateCopy& copy, int slot, int64_t row, int stateDim, int column,
+                                          float (&values)[kLaneColumns]) {
+  const int64_t at = slot * copy.slotStride + row * stateDim + column;
+  if (copy.format == StoredFormat::kFloat32) {
+    const float4 four = *reinterpret_cast<const float4*>(static_cast<const float*>(copy.data) + at);
+    values[0] = four.x;
+    values[1] = four.y;
+    values[2] = four.z;
+    values[3] = four.w;
+  } else if (copy.format == StoredFormat::kFloat16) {
+    unpack<__half>(*reinterpret_cast<const uint2*>(static_cast<const uint16_t*>(copy.data) + at), values);
+  } else {
+    const uint32_t codes = *reinterpret_cast<const uint32_t*>(static_cast<const uint8_t*>(copy.data) + at);
+    const int blocks = (stateDim + kChunkColumns - 1) / kChunkColumns;
+    const float scale = static_cast<const float*>(copy.scale)[slot * copy.scaleSlotStride + row * blocks +
+                                                              column / kChunkColumns];
+#pragma unroll
+    for (int v = 0; v < kLaneColumns; ++v) values[v] = e4m3Value(static_cast<uint8_t>(codes >> 8 * v)) * scale;
+  }
+}
+
+template <class Act, int kChunks>
+struct ExportRowState {
+  float s[kExportRows][kChunks][kLaneColumns];
+
+  __device__ __forceinline__ void load(const ExportParams& p, int slot, int head, int firstRow, int lane) {
+#pragma unroll
+    for (int r = 0; r < kExportRows; ++r) {
+#pragma unroll
+      for (int c = 0; c < kChunks; ++c) {
+        const int column = c * kChunkColumns + lane * kLaneColumns;
+#pragma unroll
+        for (int v = 0; v < kLaneColumns; ++v) s[r][c][v] = 0.0f;
+        if (firstRow + r < p.headDim && column < p.stateDim) {
+          loadState(p.checkpoint, slot, rowOf(head, p.headDim, firstRow + r), p.stateDim, column, s[r][c]);
+        }
+      }
+    }
+  }
+
+  __device__ __forceinline__ void loadKey(const uint16_t* keys, int stateDim, int lane,
+                                          float (&key)[kChunks][kLaneColumns]) const {
+#pragma unroll
+    for (int c = 0; c < kChunks; ++c) {
+      const int column = c * kChunkColumns + lane * kLaneColumns;
+      uint2 word{};
+      if (column < stateDim) word = *reinterpret_cast<const uint2*>(keys + column);
+      unpack<Act>(word, key[c]);
+    }
+  }
+
+  // Eq. 5: the decayed checkpoint plus each record's outer product, decayed since.
+  __device__ __forceinline__ void fold(const ExportRecords& records, const uint16_t* keys, int h, int stateDim,
+                                       int blockRow, int lane) {
+    const float total = suffixDecay(records, -1, h);
+#pragma unroll
+    for (int r = 0; r < kExportRows; ++r) {
+#pragma unroll
+      for (int c = 0; c < kChunks; ++c) {
+#pragma unroll
+        for (int v = 0; v < kLaneColumns; ++v) s[r][c][v] *= total;
+      }
+    }
+    for (int j = 0; j < h; ++j) {
+      float key[kChunks][kLaneColumns];
+      loadKey(keys + j * stateDim, stateDim, lane, key);
+#pragma unroll
+      for (int r = 0; r < kExportRows; ++r) add(r, records.weight[j] * records.value[j][blockRow + r], key);
+    }
+  }
+
+  // Alg. 6: corrections derived anew, one token after the other, from the state that precedes each.
+  __device__ __forceinline__ void rederive(const ExportRecords& records, const uint16_t* keys, int h, int stateDim,
+                                           int blockRow, int lane) {
+    for (int j = 0; j < h; ++j) {
+      float key[kChunks][kLaneColumns];
+      loadKey(keys + j * stateDim, stateDim, lane, key);
+      const float decay = expf(records.decay[j]), factor = records.factor[j];
+#pragma unroll
+      for (int r = 0; r < kExportRows; ++r) {
+        float dot = 0.0f;
+#pragma unroll
+        for (int c = 0; c < kChunks; ++c) {
+#pragma unroll
+          for (int v = 0; v < kLaneColumns; ++v) {
+            s[r][c][v] *= decay;
+            dot = fmaf(s[r][c][v], key[c][v], dot);
+          }
+        }
+        const float u = records.beta[j] * (records.value[j][blockRow + r] - warpSum(dot) * factor);
+        add(r, u * factor, key);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void add(int r, float weighted, const float (&key)[kChunks][kLaneColumns]) {
+#pragma unroll
+    for (int c = 0; c < kChunks; ++c) {
+#pragma unroll
+      for (int v = 0; v < kLaneColumns; ++v) s[r][c][v] = fmaf(weighted, key[c][v], s[r][c][v]);
+    }
+  }
+
+  __device__ __forceinline__ void store(const ExportParams& p, int entry, int head, int firstRow, int lane) const {
+#pragma unroll
+    for (int r = 0; r < kExportRows; ++r) {
+#pragma unroll
+      for (int c = 0; c < kChunks; ++c) {
+        const int column = c * kChunkColumns + lane * kLaneColumns;
+        if (firstRow + r >= p.headDim || column >= p.stateDim) continue;
+        const int64_t row = rowOf(entry * p.heads + head, p.headDim, firstRow + r);
+        *reinterpret_cast<float4*>(p.state + row * p.stateDim + column) = {s[r][c][0], s[r][c][1], s[r][c][2],
+                                                                           s[r][c][3]};
+      }
+    }
+  }
+};
+
+// Blocks: runs of kBlockRows state rows along x, heads along y, exported states along z.
+template <class Act, int kChunks>
+__global__ void __launch_bounds__(32 * kExportWarps) exportKernel(const __grid_constant__ ExportParams p) {
+  extern __shared__ __align__(16) char shared[];
+  ExportRecords& records = *reinterpret_cast<ExportRecords*>(shared);
+  uint16_t* const keys = reinterpret_cast<uint16_t*>(shared + sizeof(ExportRecords));
+  const int head = static_cast<int>(blockIdx.y), entry = static_cast<int>(blockIdx.z);
+  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  const int blockRow = warp * kExportRows, firstRow = static_cast<int>(blockIdx.x) * kBlockRows;
+  const int slot = p.slot[entry * p.slotStride];
+  ExportRowState<Act, kChunks> rows{};
+  if (slot >= 0) {
+    const int h = min(max(p.pending[slot], 0), p.window);
+    rows.load(p, slot, head, firstRow + blockRow, lane);
+    loadRecords<Act>(p, records, keys, slot, head, firstRow);
+    __syncthreads();
+    if (p.rederives) {
+      rows.rederive(records, keys, h, p.stateDim, blockRow, lane);
+    } else {
+      const int j = static_cast<int>(threadIdx.x);
+      if (j < h) records.weight[j] *= suffixDecay(records, j, h) * records.factor[j];
+      __syncthreads();
+      rows.fold(records, keys, h, p.stateDim, blockRow, lane);
+    }
+  }
+  rows.store(p, entry, head, firstRow + blockRow, lane);
+}
+
+}  // namespace replayssm
