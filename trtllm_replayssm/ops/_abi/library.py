@@ -126,8 +126,10 @@ def _sized(args: Args) -> Any:
 def _error(status: Status, name: str, message: str) -> ReplaySSMError:
     """The package's error for a native message `operation: argument: expected ..., got ...`."""
     operation, _, rest = message.partition(": ")
-    argument, _, detail = rest.partition(": ")
-    expected, found, got = detail.removeprefix("expected ").rpartition(", got ")
+    argument, plain, detail = rest.partition(": expected ")  # an argument may name its axis: `x: T`
+    if not plain:
+        argument, _, detail = rest.partition(": ")
+    expected, found, got = detail.rpartition(", got ")
     return _ERRORS[status](
         operation or name, argument or "call", expected=expected if found else "success", got=got if found else detail
     )
