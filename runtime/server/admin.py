@@ -20,6 +20,7 @@ from trtllm_replayssm.runtime.server.protocol.tokens import (
     TokenizeRequest,
     TokenizeResponse,
 )
+from trtllm_replayssm.runtime.server.sampling import within
 from trtllm_replayssm.runtime.server.service import Service
 from trtllm_replayssm.runtime.server.stream import unless_gone
 
@@ -59,15 +60,16 @@ class Admin:
         text, field, special = body.prompt or "", "prompt", body.add_special_tokens
         if body.messages is not None:
             messages = [message.plain() for message in body.messages]
-            text = service.render(messages, add_generation_prompt=body.add_generation_prompt, extra=None)
+            text = await service.render(messages, add_generation_prompt=body.add_generation_prompt, extra=None)
             field, special = "messages", False
         ids = await service.encode(text, field=field, add_special_tokens=special)
+        within("tokens of the text", len(ids), service.max_tokens_of_text)
         return TokenizeResponse(tokens=ids, count=len(ids), max_model_len=service.llm.max_seq_len)
 
     async def detokenize(self, body: DetokenizeRequest) -> DetokenizeResponse:
         """Text of token ids."""
         self._service.check_model(body.model)
-        text = self._service.decode(body.tokens, skip_special_tokens=body.skip_special_tokens)
+        text = await self._service.decode(body.tokens, skip_special_tokens=body.skip_special_tokens)
         return DetokenizeResponse(prompt=text)
 
     async def health(self) -> Response:

@@ -15,6 +15,7 @@ from starlette.types import ASGIApp
 from trtllm_replayssm import __version__
 from trtllm_replayssm.errors import ReplaySSMError
 from trtllm_replayssm.runtime.server.admin import Admin
+from trtllm_replayssm.runtime.server.bounds import BodyBounds, bounded_route
 from trtllm_replayssm.runtime.server.chat import Chat
 from trtllm_replayssm.runtime.server.completions import Completions
 from trtllm_replayssm.runtime.server.errors import describe, error_object, error_response, validation_object
@@ -39,6 +40,7 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
 def make_app(service: Service) -> ASGIApp:
     """The application over a service, behind its guard."""
     app = FastAPI(title="trtllm-replayssm", version=__version__, docs_url=None, redoc_url=None)
+    app.router.route_class = bounded_route(BodyBounds.of(service.limits, service.llm.max_seq_len))
     _add_routes(app, service)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http_error)
@@ -76,6 +78,8 @@ async def _invalid(request: Request, error: Exception) -> Response:
 
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException), "registered for it"
+    if isinstance(error.__cause__, ReplaySSMError):
+        return error_response(*describe(error.__cause__))
     messages = {404: f"no endpoint {request.url.path[:100]}", 405: f"{request.method} is not allowed here"}
     message = messages.get(error.status_code, str(error.detail))
     return error_response(error.status_code, error_object(error.status_code, message), dict(error.headers or {}))

@@ -57,12 +57,14 @@ class Chat:
         params = sampling_params(
             body, service.limits, max_tokens=_max_tokens(body), logprobs=_logprobs(body), mask=mask
         )
-        text = service.render(
+        text = await service.render(
             [message.plain() for message in body.messages],
             add_generation_prompt=body.add_generation_prompt,
             extra=body.chat_template_kwargs,
         )
-        ids = await service.encode(text, field="messages", add_special_tokens=body.add_special_tokens)
+        ids = await service.prompt(
+            text, field="messages", add_special_tokens=body.add_special_tokens, keep=body.truncate_prompt_tokens
+        )
         run = service.start([ids], params, streaming=body.stream)
         try:
             call = _Call(body, new_id("chatcmpl-"), int(time.time()))

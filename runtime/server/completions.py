@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -69,19 +70,22 @@ class Completions:
 
     async def _prompts(self, body: CompletionRequest) -> list[list[int]]:
         """Token ids of each prompt."""
-        prompt = body.prompt
-        if isinstance(prompt, str):
-            return [await self._service.encode(prompt, field="prompt", add_special_tokens=body.add_special_tokens)]
-        if not prompt:
+        given = body.prompt
+        prompts: Sequence[str | list[int]]
+        if isinstance(given, str):
+            prompts = [given]
+        elif not given:
             raise RequestError("request", "prompt", expected="text or token ids", got="an empty list")
-        if isinstance(prompt[0], int):
-            return [prompt]
-        within("prompt", len(prompt), self._service.limits.max_prompts)
+        else:
+            single = isinstance(given[0], int)
+            prompts = [cast(list[int], given)] if single else cast(list[str] | list[list[int]], given)
+        within("prompt", len(prompts), self._service.limits.max_prompts)
         return [
-            item if isinstance(item, list)
-            else await self._service.encode(str(item), field="prompt", add_special_tokens=body.add_special_tokens)
-            for item in prompt
-        ]  # fmt: skip
+            await self._service.prompt(
+                item, field="prompt", add_special_tokens=body.add_special_tokens, keep=body.truncate_prompt_tokens
+            )
+            for item in prompts
+        ]
 
     def _heads(self, body: CompletionRequest, run: Run) -> list[str]:
         if not body.echo:

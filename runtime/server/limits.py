@@ -14,7 +14,8 @@ class Limits:
     max_queue_size: choices that wait for a slot; more are answered 429. max_prompts: prompts of one completion.
     max_n: choices of one prompt. max_tokens: output tokens of one choice, None: the sequence limit.
     max_logprobs: alternatives per token. max_stops, max_stop_length: stop strings (characters) and stop tokens.
-    body_bytes, header_bytes: of one HTTP request. schema_bytes: of a JSON schema in response_format.
+    body_bytes, header_bytes: of one HTTP request. body_lists: lists and objects in one body; see `bounds` for what
+    else follows from it. schema_bytes: of a JSON schema in response_format.
     body_seconds: to send a whole body. drain_seconds: for what runs to finish after SIGTERM.
     """
 
@@ -26,6 +27,7 @@ class Limits:
     max_stops: int = 16
     max_stop_length: int = 256
     body_bytes: int = 4 << 20
+    body_lists: int = 16 << 10
     header_bytes: int = 16 << 10
     schema_bytes: int = 64 << 10
     body_seconds: float = 30.0

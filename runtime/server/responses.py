@@ -83,8 +83,8 @@ class Responses:
             seed=None if body.seed is None else body.seed % SEEDS,
             logits_mask=await service.mask(_format(body)),
         )
-        text = service.render(_messages(body), add_generation_prompt=True, extra=None)
-        ids = await service.encode(text, field="input", add_special_tokens=False)
+        text = await service.render(_messages(body), add_generation_prompt=True, extra=None)
+        ids = await service.prompt(text, field="input")
         run = service.start([ids], params, streaming=body.stream)
         try:
             call = _Call(body)

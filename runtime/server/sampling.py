@@ -84,7 +84,7 @@ def _bias(bias: Mapping[str, float] | None) -> dict[int, float] | None:
         return None
     result = {}
     for token, value in bias.items():
-        if not (token.isascii() and token.isdigit() and len(token) < 12):
+        if not (token.isascii() and token.isdigit() and len(token) < 12 and str(int(token)) == token):
             raise RequestError("request", "logit_bias", expected="token ids as keys", got=repr(token[:40]))
         if abs(value) > MAX_BIAS:
             raise RequestError("request", "logit_bias", expected=f"-{MAX_BIAS:g}..{MAX_BIAS:g}", got=value)

@@ -15,6 +15,7 @@ from trtllm_replayssm.runtime.server.errors import GenerationError, NotFoundErro
 from trtllm_replayssm.runtime.server.grammar import Grammars
 from trtllm_replayssm.runtime.server.logprobs import TokenNames
 from trtllm_replayssm.runtime.server.meters import Meters
+from trtllm_replayssm.runtime.server.offload import Workers
 from trtllm_replayssm.runtime.server.protocol.common import ResponseFormat
 from trtllm_replayssm.runtime.server.run import Gate, Run
 from trtllm_replayssm.runtime.server.settings import ServerSettings
@@ -22,7 +23,10 @@ from trtllm_replayssm.runtime.text.chat_template import ChatTemplate
 from trtllm_replayssm.runtime.text.token_bytes import TokenBytes
 from trtllm_replayssm.runtime.text.tokenizer import Tokenizer
 
-LONG_TEXT = 4096  # characters from which tokenising is moved off the event loop
+LONG_TEXT = 1024  # characters or ids from which work is moved off the event loop
+TEXT_THREADS = 2
+CHARACTERS_PER_TOKEN = 16  # of a text that may still fit; ordinary text has about four
+MIN_TOKENS = 1 << 16  # /tokenize and /detokenize do that many, however short the model's sequences are
 
 
 class Service:
@@ -42,6 +46,11 @@ class Service:
         self._grammars: Grammars | None = None
         self._compiling = asyncio.Lock()
         self._runs: set[Run] = set()
+        waiting = self.limits.max_queue_size + 1
+        self._texts = Workers("tokenizer", threads=TEXT_THREADS, max_waiting=waiting)
+        self._renders = Workers("chat template", threads=1, max_waiting=waiting)
+        self.max_tokens_of_text = max(MIN_TOKENS, llm.max_seq_len)
+        self._max_characters = max(MIN_TOKENS, CHARACTERS_PER_TOKEN * llm.max_seq_len)
 
     def check_model(self, name: str | None) -> None:
         """Raise NotFoundError when a request names another model; None passes."""
@@ -56,8 +65,16 @@ class Service:
         return self.llm.tokenizer
 
     async def encode(self, text: str, *, field: str, add_special_tokens: bool) -> list[int]:
-        """Text of a request's field -> token ids. Raises RequestError for text with a lone surrogate."""
+        """Text of a request's field -> token ids. Raises RequestError for text with a lone surrogate or far too long.
+
+        Long text is tokenised in another thread.
+        """
         tokenizer = self.tokenizer
+        if len(text) > self._max_characters:
+            raise RequestError(
+                "request", field, expected=f"at most {self._max_characters} characters (from max_seq_len)",
+                got=len(text),
+            )  # fmt: skip
         if not text.isascii():
             try:
                 text.encode()
@@ -65,23 +82,45 @@ class Service:
                 raise RequestError("request", field, expected="Unicode text", got="a lone surrogate") from error
         if len(text) < LONG_TEXT:
             return tokenizer.encode(text, add_special_tokens)
-        return await asyncio.to_thread(tokenizer.encode, text, add_special_tokens)
+        return await self._texts.run(lambda: tokenizer.encode(text, add_special_tokens))
 
-    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
-        """Token ids -> text; RequestError names an id that the model does not have."""
-        vocab = self.llm.geometry.vocab
-        for token in ids:
-            if not 0 <= token < vocab:
-                raise RequestError("request", "tokens", expected=f"token ids in 0..{vocab - 1}", got=str(token)[:40])
-        return self.tokenizer.decode(ids, skip_special_tokens)
+    async def prompt(
+        self, given: str | list[int], *, field: str, add_special_tokens: bool = False, keep: int | None = None
+    ) -> list[int]:
+        """Token ids of a prompt to go on from: the last `keep` of a text's, or of those given. Raises RequestError."""
+        if isinstance(given, str):
+            given = await self.encode(given, field=field, add_special_tokens=add_special_tokens)
+        ids = given if keep is None else given[-keep:]
+        room = self.llm.max_seq_len - 1
+        if len(ids) > room:
+            raise RequestError(
+                "request", field, expected=f"at most max_seq_len - 1 = {room} tokens", got=f"{len(ids)} tokens",
+                hint="Shorten the prompt or set truncate_prompt_tokens",
+            )  # fmt: skip
+        return ids
 
-    def render(
+    async def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        """Token ids -> text; RequestError names an id that the model does not have. Many in another thread."""
+        tokenizer, vocab, limit = self.tokenizer, self.llm.geometry.vocab, self.max_tokens_of_text
+        if len(ids) > limit:
+            raise RequestError("request", "tokens", expected=f"at most {limit} token ids", got=len(ids))
+        wrong = min(ids, default=0) if min(ids, default=0) < 0 else max(ids, default=0)
+        if not 0 <= wrong < vocab:
+            raise RequestError("request", "tokens", expected=f"token ids in 0..{vocab - 1}", got=str(wrong)[:40])
+        if len(ids) < LONG_TEXT:
+            return tokenizer.decode(ids, skip_special_tokens)
+        return await self._texts.run(lambda: tokenizer.decode(ids, skip_special_tokens))
+
+    async def render(
         self, messages: Sequence[dict[str, str]], *, add_generation_prompt: bool, extra: dict[str, object] | None
     ) -> str:
         """A conversation as the model's prompt. Raises RequestError for a model without a template."""
-        if self.template is None:
+        template = self.template
+        if template is None:
             raise RequestError("request", "messages", expected="a model with a chat template", got="one without")
-        return self.template.render(messages, add_generation_prompt=add_generation_prompt, extra=extra)
+        return await self._renders.run(
+            lambda: template.render(messages, add_generation_prompt=add_generation_prompt, extra=extra)
+        )
 
     async def mask(self, wanted: ResponseFormat | None) -> LogitsMask | None:
         """The token mask of a response format; None for plain text. Compiles in another thread."""

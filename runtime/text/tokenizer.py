@@ -8,6 +8,8 @@ from typing import Any, Protocol
 
 from trtllm_replayssm.errors import CheckpointError, ConfigError
 
+LONG = 4096  # characters or ids from which the library's batch functions are called: only they release the interpreter
+
 
 class Tokenizer(Protocol):
     """What the runtime needs of a tokenizer; transformers' tokenizers fit too."""
@@ -29,11 +31,16 @@ class FastTokenizer:
         self.backend = backend
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Text -> token ids."""
-        return list(self.backend.encode(text, add_special_tokens=add_special_tokens).ids)
+        """Text -> token ids. Other threads go on during a long text."""
+        if len(text) < LONG:
+            return list(self.backend.encode(text, add_special_tokens=add_special_tokens).ids)
+        (encoding,) = self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return list(encoding.ids)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Token ids -> text; bytes that are no UTF-8 become U+FFFD."""
+        """Token ids -> text; bytes that are no UTF-8 become U+FFFD. Other threads go on during a long text."""
+        if len(ids) >= LONG:
+            return str(self.backend.decode_batch([list(ids)], skip_special_tokens=skip_special_tokens)[0])
         return str(self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens))
 
 

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from trtllm_replayssm.runtime.server.protocol.common import Body, Part, SamplingFields, Sparse, Usage
+from trtllm_replayssm.runtime.server.protocol.common import Body, Items, Part, SamplingFields, Sparse, Usage
 
 
 class TextPart(Body):
@@ -20,7 +20,7 @@ class Message(Body):
     """One turn of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart]
+    content: str | Items[TextPart]
     name: str | None = None
 
     def plain(self) -> dict[str, str]:
@@ -33,7 +33,7 @@ class Message(Body):
 class ChatRequest(SamplingFields):
     """A conversation to answer."""
 
-    messages: list[Message] = Field(min_length=1)
+    messages: Items[Message] = Field(min_length=1)
     max_completion_tokens: int | None = Field(default=None, ge=1)
     logprobs: bool = False
     top_logprobs: int | None = None

@@ -2,17 +2,49 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
+Item = TypeVar("Item")
 MIN_SEED, MAX_SEED = -(1 << 63), (1 << 64) - 1
+MAX_FIELDS = 100
+MAX_BIASES = 1024
+# A list whose first wrong item ends its validation: an error for each of a million items would take minutes.
+Items = Annotated[list[Item], Field(fail_fast=True)]
+
+
+def at_most(count: int) -> BeforeValidator:
+    """Refuses a larger mapping before any of its members is looked at."""
+
+    def check(value: object) -> object:
+        if isinstance(value, Mapping) and len(value) > count:
+            raise ValueError(f"expected at most {count} members")
+        return value
+
+    return BeforeValidator(check)
 
 
 class Body(BaseModel):
     """A request body or a part of one."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _not_too_many(cls, data: Any) -> Any:
+        if isinstance(data, dict) and len(data) > MAX_FIELDS:
+            raise ValueError(f"expected at most {MAX_FIELDS} fields")
+        return data
 
 
 class Part(BaseModel):
@@ -64,15 +96,15 @@ class SamplingFields(Body):
     top_k: int | None = None
     min_p: float | None = Field(default=None, ge=0, le=1)
     seed: int | None = Field(default=None, ge=MIN_SEED, le=MAX_SEED)
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
+    stop: str | Items[str] | None = None
+    stop_token_ids: Items[int] | None = None
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     presence_penalty: float | None = Field(default=None, ge=-2, le=2)
     frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
     repetition_penalty: float | None = Field(default=None, ge=0.01, le=100)
-    logit_bias: dict[str, float] | None = None
+    logit_bias: Annotated[dict[str, float], at_most(MAX_BIASES)] | None = None
     truncate_prompt_tokens: int | None = None
     detokenize: bool = Field(default=True, description="false: choices carry token_ids and no text")
     response_format: ResponseFormat | None = None

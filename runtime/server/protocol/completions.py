@@ -6,13 +6,13 @@ from typing import Literal
 
 from pydantic import Field
 
-from trtllm_replayssm.runtime.server.protocol.common import Part, SamplingFields, Usage
+from trtllm_replayssm.runtime.server.protocol.common import Items, Part, SamplingFields, Usage
 
 
 class CompletionRequest(SamplingFields):
     """Text or token ids to go on from; a list of them makes n choices for each."""
 
-    prompt: str | list[int] | list[str] | list[list[int]]
+    prompt: str | Items[int] | Items[str] | Items[Items[int]]
     logprobs: int | None = Field(default=None, description="alternatives per token; 0: of the drawn tokens only")
     echo: bool = False
     add_special_tokens: bool = True

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from trtllm_replayssm.runtime.server.protocol.common import MAX_SEED, MIN_SEED, Body, Part, PromptDetails
+from trtllm_replayssm.runtime.server.protocol.common import MAX_SEED, MIN_SEED, Body, Items, Part, PromptDetails
 
 
 class InputText(Body):
@@ -21,7 +21,7 @@ class InputMessage(Body):
 
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[InputText]
+    content: str | Items[InputText]
 
     def plain(self) -> dict[str, str]:
         """As the template sees it: text parts joined."""
@@ -49,7 +49,7 @@ class ResponsesRequest(Body):
     """A conversation to answer."""
 
     model: str = Field(max_length=1024)
-    input: str | list[InputMessage]
+    input: str | Items[InputMessage]
     instructions: str | None = None
     max_output_tokens: int | None = Field(default=None, ge=1)
     temperature: float | None = Field(default=1.0, ge=0, le=100)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from trtllm_replayssm.runtime.server.protocol.chat import Message
-from trtllm_replayssm.runtime.server.protocol.common import Body, Part
+from trtllm_replayssm.runtime.server.protocol.common import Body, Items, Part
 
 
 class TokenizeRequest(Body):
@@ -13,7 +13,7 @@ class TokenizeRequest(Body):
 
     model: str | None = Field(default=None, max_length=1024)
     prompt: str | None = None
-    messages: list[Message] | None = Field(default=None, min_length=1)
+    messages: Items[Message] | None = Field(default=None, min_length=1)
     add_special_tokens: bool = True
     add_generation_prompt: bool = True
 
@@ -30,7 +30,7 @@ class DetokenizeRequest(Body):
     """Token ids."""
 
     model: str | None = Field(default=None, max_length=1024)
-    tokens: list[int]
+    tokens: Items[int]
     skip_special_tokens: bool = False
 
 

@@ -1,0 +1,153 @@
+"""Whatever a client sends within the body limit, the event loop goes on: others are served meanwhile.
+
+The longest stall is the longest time between two beats of the loop, counted only as far as this process used a
+processor in it: another process that takes the machine does not make a request look bad.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.runtime.harness import Bench, bench
+from tests.server.harness import NAME, client_of
+from tests.server.scripted import byte_tokenizer, serving
+from trtllm_replayssm.runtime.server.service import Service
+
+STALL_SECONDS = 0.25
+BODY_BYTES = 4 << 20
+PAUSE = 0.005
+MODEL = f'"model":"{NAME}"'
+MESSAGE = '{"role":"user","content":"a"}'
+
+
+def filled(head: str, item: str, tail: str) -> str:
+    """As many items as a body of BODY_BYTES holds."""
+    return head + ",".join([item] * ((BODY_BYTES - len(head) - len(tail)) // (len(item) + 1))) + tail
+
+
+def text(head: str, piece: str, tail: str) -> str:
+    """As much text as a body of BODY_BYTES holds."""
+    return head + piece * ((BODY_BYTES - len(head) - len(tail)) // len(piece.encode())) + tail
+
+
+def keys(head: str, tail: str) -> str:
+    """As many different keys as fit."""
+    return head + ",".join(f'"k{i}":1' for i in range(340_000)) + tail
+
+
+def completion(fields: str) -> str:
+    return "{" + MODEL + ',"max_tokens":2,' + fields
+
+
+def chat(fields: str) -> str:
+    return "{" + MODEL + ',"max_tokens":2,' + fields
+
+
+COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
+SHAPES: dict[str, tuple[str, Callable[[], str]]] = {
+    "prompt of nulls": (COMPLETIONS, lambda: filled(completion('"prompt":['), "null", "]}")),
+    "prompt of fractions": (COMPLETIONS, lambda: filled(completion('"prompt":['), "1.5", "]}")),
+    "prompt of ids": (COMPLETIONS, lambda: filled(completion('"prompt":['), "5", "]}")),
+    "prompt of ids that do not exist": (COMPLETIONS, lambda: filled(completion('"prompt":['), "999", "]}")),
+    "prompt of ids, cut": (COMPLETIONS, lambda: filled(completion('"truncate_prompt_tokens":9,"prompt":['), "5", "]}")),
+    "prompts of ids": (COMPLETIONS, lambda: filled(
+        completion('"prompt":['), "[" + ",".join(["5"] * 32_000) + "]", "]}")),
+    "lists of one id": (COMPLETIONS, lambda: filled(completion('"prompt":['), "[5]", "]}")),
+    "empty lists": (COMPLETIONS, lambda: filled(completion('"prompt":['), "[]", "]}")),
+    "short prompts": (COMPLETIONS, lambda: filled(completion('"prompt":['), '"a"', "]}")),
+    "long prompts": (COMPLETIONS, lambda: filled(completion('"prompt":['), '"' + "a b" * 21_000 + '"', "]}")),
+    "one long prompt": (COMPLETIONS, lambda: text(completion('"prompt":"'), "hello ", '"}')),
+    "one long word": (COMPLETIONS, lambda: text(completion('"prompt":"'), "a", '"}')),
+    "one long prompt, cut": (COMPLETIONS, lambda: text(
+        completion('"truncate_prompt_tokens":9,"prompt":"'), "é", '"}')),
+    "escapes": (COMPLETIONS, lambda: text(completion('"prompt":"'), "\\n", '"}')),
+    "quotes": (COMPLETIONS, lambda: text(completion('"prompt":"'), '\\"', '"}')),
+    "unknown keys": (COMPLETIONS, lambda: keys(completion(""), "}")),
+    "biases": (COMPLETIONS, lambda: keys(completion('"prompt":"a","logit_bias":{'), "}}")),
+    "stops": (COMPLETIONS, lambda: filled(completion('"prompt":"a","stop":['), "null", "]}")),
+    "stop tokens": (COMPLETIONS, lambda: filled(completion('"prompt":"a","stop_token_ids":['), "null", "]}")),
+    "nested lists": (COMPLETIONS, lambda: completion('"prompt":') + "[" * (1 << 21)),
+    "nested objects": (COMPLETIONS, lambda: text(completion('"prompt":'), '{"a":', "")),
+    "spaces": (COMPLETIONS, lambda: completion('"prompt":"a"') + " " * (BODY_BYTES - 60) + "}"),
+    "a long number": (COMPLETIONS, lambda: completion('"seed":') + "9" * (BODY_BYTES - 60) + "}"),
+    "messages": (CHAT, lambda: filled(chat('"messages":['), MESSAGE, "]}")),
+    "messages without content": (CHAT, lambda: filled(chat('"messages":['), '{"role":"user"}', "]}")),
+    "messages of nulls": (CHAT, lambda: filled(chat('"messages":['), "null", "]}")),
+    "parts": (CHAT, lambda: filled(
+        chat('"messages":[{"role":"user","content":['), '{"type":"text","text":"a"}', "]}]}")),
+    "one long message": (CHAT, lambda: text(chat('"messages":[{"role":"user","content":"'), "hello ", '"}]}')),
+    "template variables": (CHAT, lambda: keys(chat(f'"messages":[{MESSAGE}],"chat_template_kwargs":{{'), "}}")),
+    "tools": (CHAT, lambda: filled(chat(f'"messages":[{MESSAGE}],"tools":['), "{}", "]}")),
+    "input": (RESPONSES, lambda: filled("{" + MODEL + ',"input":[', MESSAGE, "]}")),
+    "long input": (RESPONSES, lambda: text("{" + MODEL + ',"input":"', "hello ", '"}')),
+    "text to tokenize": ("/tokenize", lambda: text('{"prompt":"', "hello ", '"}')),
+    "messages to tokenize": ("/tokenize", lambda: filled('{"messages":[', MESSAGE, "]}")),
+    "tokens": ("/detokenize", lambda: filled('{"tokens":[', "5", "]}")),
+    "tokens that are text": ("/detokenize", lambda: filled('{"tokens":[', '"x"', "]}")),
+    "no JSON": ("/detokenize", lambda: '"' * BODY_BYTES),
+}  # fmt: skip
+
+
+class Heart:
+    """Beats in the running loop and keeps the longest stall."""
+
+    def __init__(self) -> None:
+        self.longest = 0.0
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Heart:
+        self._task = asyncio.ensure_future(self._beat())
+        await asyncio.sleep(4 * PAUSE)
+        self.longest = 0.0
+        return self
+
+    async def __aexit__(self, *reason: object) -> None:
+        await asyncio.sleep(4 * PAUSE)
+        assert self._task is not None
+        self._task.cancel()
+
+    async def _beat(self) -> None:
+        while True:
+            wall, cpu = time.perf_counter(), time.process_time()
+            await asyncio.sleep(PAUSE)
+            self.longest = max(self.longest, min(time.perf_counter() - wall, time.process_time() - cpu))
+
+
+def machine(max_seq_len: int) -> Bench:
+    return bench(tokenizer=byte_tokenizer(), vocab=256, max_seq_len=max_seq_len)
+
+
+def measured(server: Service, path: str, data: bytes) -> tuple[httpx.Response, float]:
+    """The answer, and the longest stall of the loop until it came."""
+
+    async def talk() -> tuple[httpx.Response, float]:
+        async with client_of(server) as client:
+            await client.post("/tokenize", json={"messages": [{"role": "user", "content": "a"}]})  # all is loaded
+            async with Heart() as heart:
+                response = await client.post(path, content=data, headers={"Content-Type": "application/json"})
+            return response, heart.longest
+
+    return asyncio.run(talk())
+
+
+@pytest.mark.parametrize("max_seq_len", [4096, 1 << 18])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_no_body_holds_the_event_loop(shape: str, max_seq_len: int) -> None:
+    path, make = SHAPES[shape]
+    data = make().encode()
+    assert len(data) <= BODY_BYTES
+    with serving(machine(max_seq_len)) as server:
+        response, stall = measured(server, path, data)
+        assert response.status_code in (200, 400), response.text
+        if response.status_code == 400:
+            error: dict[str, Any] = json.loads(response.text)["error"]
+            assert len(error["message"]) < 700 and error["type"] == "invalid_request_error"
+        assert stall < STALL_SECONDS, f"{stall:.2f} s, then {response.text[:300]}"
+        assert server.gate.inside == 0
