@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from operator import index
+from typing import Any
 
 from trtllm_replayssm.checks import shown
 from trtllm_replayssm.errors import RequestError
@@ -109,8 +110,11 @@ class Intake:
         return frozenset(self._checked("end_id", (params.end_id,)))
 
     def _checked(self, name: str, ids: Iterable[object]) -> tuple[int, ...]:
+        given: tuple[Any, ...] = tuple(ids)
+        if set(map(type, given)) <= {int} and (not given or (min(given) >= 0 and max(given) < self.vocab)):
+            return given  # many cost little this way
         found = []
-        for item in ids:
+        for item in given:
             token = _token(item)
             if token is None or not 0 <= token < self.vocab:
                 raise RequestError("add_request", name, expected=f"token ids in 0..{self.vocab - 1}", got=shown(item))
