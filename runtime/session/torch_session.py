@@ -1,4 +1,6 @@
-"""The torch session: runs steps over slots with the reference operations. Implements `session.base.Session`."""
+"""The torch session: runs steps over slots, with the CUDA kernels where they serve the pool and with the reference
+operations elsewhere. Implements `session.base.Session`.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +24,7 @@ from trtllm_replayssm.runtime.pools.state_pools import StatePools
 from trtllm_replayssm.runtime.session.base import DecodeRow, Logits, MtpRow, PrefillChunk, SlotCursors, SlotSnapshot
 from trtllm_replayssm.runtime.session.device import usable_device
 from trtllm_replayssm.runtime.session.integers import INT64, integers
+from trtllm_replayssm.runtime.session.native_ops import native_ops
 from trtllm_replayssm.runtime.session.room import require_room
 from trtllm_replayssm.runtime.session.step_context import Phase, StepContext
 from trtllm_replayssm.runtime.session.torch_graph import TorchGraph, last_tokens
@@ -61,7 +64,7 @@ class TorchSession:
         self.pools = pools
         self._weights = weights
         self._model = model_of(pools.geometry)
-        self._state_ops = StateOps(pools)
+        self._state_ops = StateOps(pools, native_ops(pools))
         self._device = pools.cursors.position.device
         self._debug = debug
         self._step: StepRows | None = None
@@ -191,8 +194,7 @@ class TorchSession:
             )
         counts = torch.tensor(integers("commit", "accepted", accepted, *INT64), dtype=torch.int64, device=self._device)
         start = self.pools.cursors.position.clone()
-        move = commit.commit_conventional if self.pools.conventional else commit.commit
-        move(self.replay, self.pools.cursors, rows, counts)
+        self._state_ops.commit(rows, counts)
         for row in rows.active.tolist():
             assert self._step_hidden is not None
             slot = int(rows.slot[row])

@@ -6,17 +6,30 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from trtllm_replayssm.ops.layer_state import ConventionalLayerState, ReplayLayerState
-from trtllm_replayssm.ops.reference import conv1d, flush, gdn, mamba2, prefill
+from trtllm_replayssm.ops.layer_state import ConventionalLayerState, ReplayLayerState, StepRows
+from trtllm_replayssm.ops.native import NativeOps
+from trtllm_replayssm.ops.reference import commit, conv1d, flush, gdn, mamba2, prefill
 from trtllm_replayssm.runtime.pools.state_pools import StatePools
 from trtllm_replayssm.runtime.session.step_context import Phase, StepContext
 
 
 class StateOps:
-    """Dispatches on the phase and on the kind of state cache; tensors are [B, T, ...]."""
+    """Dispatches on the phase and on the kind of state cache; tensors are [B, T, ...].
 
-    def __init__(self, pools: StatePools) -> None:
+    native: the CUDA kernels for decode steps of replay pools; None: the reference operations do everything.
+    """
+
+    def __init__(self, pools: StatePools, native: NativeOps | None = None) -> None:
         self._pools = pools
+        self._native = native
+
+    def commit(self, rows: StepRows, accepted: Tensor) -> None:
+        """Move the cursors of a decode step's rows; accepted [B], clamped to 0..num_tokens."""
+        if self._native is not None:
+            self._native.commit(self._pools.replay, self._pools.cursors, rows, accepted)
+            return
+        move = commit.commit_conventional if self._pools.conventional else commit.commit
+        move(self._pools.replay, self._pools.cursors, rows, accepted)
 
     def conv1d(self, ctx: StepContext, layer: int, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """SiLU of the convolution over the layer's window, in x's type."""
@@ -31,6 +44,8 @@ class StateOps:
         if ctx.phase is Phase.DECODE:
             if isinstance(state, ConventionalLayerState):
                 return mamba2.mamba2_conventional(state, cursors, ctx.rows, x, k, q, dt, a, d_skip=d_skip).to(x.dtype)
+            if self._native is not None:
+                return self._native.mamba2_update(state, cursors, ctx.rows, x, k, q, dt, a, d_skip=d_skip)
             return mamba2.mamba2_update(state, cursors, ctx.rows, x, k, q, dt, a, d_skip=d_skip).to(x.dtype)
         out = torch.zeros(x.shape, device=x.device)
         for row in ctx.rows.active.tolist():
@@ -47,6 +62,8 @@ class StateOps:
         if ctx.phase is Phase.DECODE:
             if isinstance(state, ConventionalLayerState):
                 return gdn.gdn_conventional(state, cursors, ctx.rows, q, k, v, g, beta).to(v.dtype)
+            if self._native is not None:
+                return self._native.gdn_update(state, cursors, ctx.rows, q, k, v, g, beta)
             return gdn.gdn_update(state, cursors, ctx.rows, q, k, v, g, beta).to(v.dtype)
         out = torch.zeros(v.shape, device=v.device)
         for row in ctx.rows.active.tolist():

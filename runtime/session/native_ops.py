@@ -1,0 +1,38 @@
+"""Whether a torch session runs its stateful operations by the CUDA kernels or by the reference."""
+
+from __future__ import annotations
+
+import logging
+
+from trtllm_replayssm.ops.layer_state import ReplayLayerState
+from trtllm_replayssm.ops.library import find_library, load_library
+from trtllm_replayssm.ops.native import NativeOps
+from trtllm_replayssm.runtime.pools.state_pools import StatePools
+
+_LOG = logging.getLogger(__name__)
+
+
+def native_ops(pools: StatePools) -> NativeOps | None:
+    """The kernels, when the pools are on a CUDA device, the native library is found and serves them.
+
+    On CUDA without them a single warning says why; elsewhere the reference is the only choice and nothing is said.
+    Raises ConfigError or EngineMismatchError when the library that is named or found cannot be used at all.
+    """
+    device = pools.cursors.position.device
+    if device.type != "cuda":
+        return None
+    reason = "the conventional state cache is a baseline of the reference"
+    if not pools.conventional:
+        path = find_library()
+        reason = "no native library found; docs/kernels.md says how to build it"
+        if path is not None:
+            native = NativeOps(load_library(path), device)
+            first = next((s for s in pools.ssm.values() if isinstance(s, ReplayLayerState)), None)
+            reason = "the model has no recurrent layer"
+            if first is not None:
+                unsupported = native.unsupported(first, pools.cursors)
+                if unsupported is None:
+                    return native
+                reason = unsupported
+    _LOG.warning("decode steps run the reference operations on %s: %s", device, reason)
+    return None

@@ -1,0 +1,112 @@
+"""A torch session on CUDA runs its decode steps by the kernels and gives the text of the CPU session.
+
+Activations are bfloat16, whose matrix products differ between devices, so the judge is a CUDA session that runs the
+reference operations: the kernels may not move logits or states further from the CPU session than it does.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from tests.native import harness
+from tests.paths import EXAMPLES
+from trtllm_replayssm.config import PoolConfig, ReplayConfig
+from trtllm_replayssm.dtypes import ActivationDtype
+from trtllm_replayssm.runtime.session import torch_session
+from trtllm_replayssm.runtime.session.base import DecodeRow, PrefillChunk
+from trtllm_replayssm.runtime.session.torch_session import TorchSession
+from trtllm_replayssm.weights.checkpoint import Checkpoint
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(harness.unavailable() is not None, reason=str(harness.unavailable()))]
+
+MODELS = ("nemotron-tiny-nvfp4", "qwen3_5-tiny-nvfp4")
+PROMPT = [1, 45, 812, 77, 3071, 404, 29, 1500, 6, 911, 230, 58]
+NEW_TOKENS = 64
+Logits = NDArray[np.float32]
+
+
+def open_session(model: Path, device: str, widest: int) -> TorchSession:
+    pool = PoolConfig(slots=3, max_seq_len=160, activation=ActivationDtype.BFLOAT16)
+    replay = ReplayConfig(window=16, max_step_tokens=widest)
+    with Checkpoint.open(model) as checkpoint:
+        return TorchSession.from_checkpoint(checkpoint, replay, pool, device=device, debug=True)
+
+
+def greedy(session: TorchSession) -> list[int]:
+    """NEW_TOKENS tokens after the prompt, one a step."""
+    slot = session.allocate(seed=1)
+    logits = session.prefill([PrefillChunk(slot, PROMPT, True)])[0]
+    assert logits is not None
+    tokens = [int(logits.argmax())]
+    while len(tokens) < NEW_TOKENS:
+        logits = session.decode([DecodeRow(-1, []), DecodeRow(slot, [tokens[-1]])])[1][0]
+        session.commit([0, 1])
+        tokens.append(int(logits.argmax()))
+    return tokens
+
+
+def forced(session: TorchSession, tokens: Sequence[int], widths: Sequence[int]) -> Logits:
+    """Logits [n, V] after each of `tokens`, fed in steps of `widths` of which every second keeps one token only."""
+    slot, rows, at, step = session.allocate(seed=1), [], 0, 0
+    session.prefill([PrefillChunk(slot, PROMPT, True)])
+    while at < len(tokens):
+        part = list(tokens[at : at + widths[step % len(widths)]])
+        taken = 1 if step % 2 else len(part)
+        rows += list(session.decode([DecodeRow(slot, part)])[0][:taken])
+        session.commit([taken])
+        at, step = at + taken, step + 1
+    return np.array(rows)
+
+
+@pytest.mark.parametrize("widths", [(1,), (4, 3, 1, 2)], ids=["plain", "verify"])
+@pytest.mark.parametrize("model", MODELS)
+def test_kernels_stay_as_close_to_the_cpu_session_as_the_reference_on_cuda(
+    model: str, widths: tuple[int, ...], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, widest = EXAMPLES / model, max(widths)
+    tokens = greedy(open_session(path, "cpu", widest))
+    expected = forced(open_session(path, "cpu", widest), tokens, widths)
+    with caplog.at_level(logging.WARNING):
+        native = open_session(path, "cuda", widest)
+    assert native._state_ops._native is not None, caplog.text
+    assert not caplog.records
+    got = forced(native, tokens, widths)
+    monkeypatch.setattr(torch_session, "native_ops", lambda pools: None)
+    reference = forced(open_session(path, "cuda", widest), tokens, widths)
+    noise, error = np.abs(reference - expected), np.abs(got - expected)
+    # Another order of float32 sums moves a few bfloat16 roundings (mean within 1.2, the worst of all within 2); a wrong
+    # rounding point, decay or record moves all of them by more.
+    assert error.mean() <= 1.2 * noise.mean() and error.max() <= 2.0 * noise.max(), (error.max(), noise.max())
+    top2 = np.partition(expected, -2, axis=-1)[:, -2:]
+    decided = top2[:, 1] - top2[:, 0] > 2.0 * error.max()
+    assert decided.sum() > len(expected) // 3, "the models decide most tokens clearly"
+    assert (got.argmax(-1) == expected.argmax(-1))[decided].all()
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_greedy_text_of_both_devices_is_the_same_as_long_as_it_is_decided(model: str) -> None:
+    """64 tokens each, free running; after the first token that rounding may decide, the texts may part."""
+    path = EXAMPLES / model
+    cpu, cuda = greedy(open_session(path, "cpu", 1)), greedy(open_session(path, "cuda", 1))
+    same = next((i for i, (a, b) in enumerate(zip(cpu, cuda, strict=True)) if a != b), NEW_TOKENS)
+    if same < NEW_TOKENS:
+        logits = forced(open_session(path, "cpu", 1), cpu[:same], (1,))[-1]
+        cuda_logits = forced(open_session(path, "cuda", 1), cpu[:same], (1,))[-1]
+        margin = float(logits[cpu[same]] - logits[cuda[same]])
+        assert margin <= 2.0 * np.abs(logits - cuda_logits).max(), (same, margin)
+
+
+def test_a_pool_that_no_kernel_serves_runs_the_reference_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    pool = PoolConfig(slots=2, max_seq_len=64, activation=ActivationDtype.FLOAT32)
+    with caplog.at_level(logging.WARNING), Checkpoint.open(EXAMPLES / MODELS[0]) as checkpoint:
+        session = TorchSession.from_checkpoint(checkpoint, ReplayConfig(), pool, device="cuda")
+    assert session._state_ops._native is None
+    (line,) = caplog.messages
+    assert "float32" in line and "\n" not in line
+    forced(session, PROMPT[:3], (1,))

@@ -1,0 +1,175 @@
+"""The native operations without a GPU: what torch sees of them, which library is taken, when the reference runs."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses import FakeTensorMode
+
+from tests.ops.layers import ssm_shape
+from trtllm_replayssm.config import ReplayConfig
+from trtllm_replayssm.dtypes import StateFormat
+from trtllm_replayssm.errors import ConfigError, ContractError, UnsupportedError
+from trtllm_replayssm.ops import _abi, library, torch_ops
+from trtllm_replayssm.ops.layer_state import CursorTensors, ReplayLayerState, StepRows
+from trtllm_replayssm.ops.native import NativeOps
+from trtllm_replayssm.ops.views import aligned, view
+from trtllm_replayssm.runtime.session import native_ops as choice
+from trtllm_replayssm.shapes import SsmKind
+
+CPU = torch.device("cpu")
+KINDS = list(SsmKind)
+
+
+class FakeLibrary:
+    """Answers what `NativeOps.unsupported` asks; keeps the questions."""
+
+    def __init__(self, answer: int | Exception) -> None:
+        self.answer, self.asked = answer, []
+
+    def update_workspace(self, args: _abi.UpdateArgs) -> int:
+        self.asked.append(args)
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+def layer(kind: SsmKind, act: torch.dtype = torch.bfloat16, **config: Any) -> tuple[ReplayLayerState, CursorTensors]:
+    state = ReplayLayerState.allocate(ssm_shape(kind), ReplayConfig(**config), 3, 5, act, CPU)
+    return state, CursorTensors.allocate(5, CPU)
+
+
+def step(kind: SsmKind, state: ReplayLayerState, cursors: CursorTensors, ops: NativeOps) -> torch.Tensor:
+    s, rows = state.shape, StepRows(torch.tensor([1, -1]), torch.tensor([2, 2]), torch.tensor([0]))
+    value = torch.zeros(2, 2, s.heads, s.head_dim, dtype=torch.bfloat16)
+    key, scalar = torch.zeros(2, 2, s.groups, s.state_dim, dtype=torch.bfloat16), torch.zeros(2, 2, s.heads)
+    if kind is SsmKind.GDN:
+        return ops.gdn_update(state, cursors, rows, key, key, value, scalar, scalar)
+    vector = torch.zeros(s.heads)
+    return ops.mamba2_update(state, cursors, rows, value, key, key, scalar, vector, d_skip=vector)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_fake_tensors_get_the_shape_and_type_of_the_values(kind: SsmKind) -> None:
+    with FakeTensorMode():
+        state, cursors = layer(kind, max_step_tokens=2)
+        out = step(kind, state, cursors, NativeOps(FakeLibrary(0), CPU))  # type: ignore[arg-type]
+        assert out.shape == (2, 2, state.shape.heads, state.shape.head_dim) and out.dtype is torch.bfloat16
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_export_keeps_the_operation_and_the_state_it_changes(kind: SsmKind) -> None:
+    state, cursors = layer(kind, max_step_tokens=2)
+    ops = NativeOps(FakeLibrary(0), CPU)  # type: ignore[arg-type]
+
+    class Step(torch.nn.Module):
+        def forward(self, checkpoint: torch.Tensor) -> torch.Tensor:
+            state.checkpoint.data = checkpoint
+            return step(kind, state, cursors, ops) * 2
+
+    graph = torch.export.export(Step(), (state.checkpoint.data,), strict=False).graph
+    (call,) = (node for node in graph.nodes if "replayssm" in str(node.target))
+    assert call.target is torch.ops.replayssm.update.default
+    arguments = call.target._schema.arguments
+    written = {a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write}
+    assert written == {n.rstrip("?") for n in torch_ops.UPDATE.state} and "checkpoint" in written
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tensors_on_the_cpu_are_refused(kind: SsmKind) -> None:
+    state, cursors = layer(kind, max_step_tokens=2)
+    with pytest.raises(ContractError, match="expected CUDA tensors, got cpu"):
+        step(kind, state, cursors, NativeOps(FakeLibrary(0), CPU))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("read", [None, StateFormat.NVFP4, StateFormat.FP8])
+def test_the_library_is_asked_about_the_pool_as_it_is(kind: SsmKind, read: StateFormat | None) -> None:
+    state, cursors = layer(kind, max_step_tokens=4, recurrence=StateFormat.FLOAT16, read=read)
+    asked = FakeLibrary(48)
+    ops = NativeOps(asked, CPU)  # type: ignore[arg-type]
+    assert ops.unsupported(state, cursors) is None
+    assert [args.value.shape[1] for args in asked.asked] == [1, 4] and ops._workspace.numel() == 48
+    args, s = asked.asked[1], state.shape
+    assert (args.kind, args.window, args.layer) == (int(_abi.Kind[kind.name]), 16, 3)
+    assert list(args.checkpoint.shape) == [5, s.heads, s.head_dim, s.state_dim]
+    assert args.checkpoint.dtype == _abi.Dtype.FLOAT16 and args.checkpoint.data == state.checkpoint.data.data_ptr()
+    assert list(args.ring_value.shape) == [5, s.heads, 20, s.head_dim]
+    assert (args.dt.rank == 0) == (kind is SsmKind.GDN) == (args.beta.rank == 3)
+    if read is None:
+        assert args.read.rank == 0
+    else:
+        dtype = _abi.Dtype.FLOAT4_E2M1 if read is StateFormat.NVFP4 else _abi.Dtype.FLOAT8_E4M3
+        assert args.read.dtype == dtype and list(args.read.shape) == list(args.checkpoint.shape)
+        assert list(args.read.stride) == list(args.checkpoint.stride)
+
+
+def test_what_the_library_refuses_is_said_in_its_words() -> None:
+    refusal = UnsupportedError("rssm_update", "value, k", expected="success", got="no kernel for d_v 16")
+    state, cursors = layer(SsmKind.MAMBA2)
+    reason = NativeOps(FakeLibrary(refusal), CPU).unsupported(state, cursors)  # type: ignore[arg-type]
+    assert reason is not None and "no kernel for d_v 16" in reason
+    state, cursors = layer(SsmKind.MAMBA2, torch.float32)
+    asked = FakeLibrary(0)
+    reason = NativeOps(asked, CPU).unsupported(state, cursors)  # type: ignore[arg-type]
+    assert reason is not None and "float32" in reason and not asked.asked
+
+
+def pools_on(device: str, *, conventional: bool = False) -> Any:
+    cursors = SimpleNamespace(position=SimpleNamespace(device=torch.device(device)))
+    return SimpleNamespace(cursors=cursors, conventional=conventional, ssm={})
+
+
+@pytest.mark.parametrize(("device", "conventional", "said"), [("cpu", False, 0), ("cuda", False, 1), ("cuda", True, 1)])
+def test_without_a_library_cuda_says_once_that_it_runs_the_reference(
+    device: str, conventional: bool, said: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(choice, "find_library", lambda: None)
+    with caplog.at_level(logging.WARNING):
+        assert choice.native_ops(pools_on(device, conventional=conventional)) is None
+    assert len(caplog.messages) == said and all("reference" in m and "\n" not in m for m in caplog.messages)
+
+
+def test_the_library_is_looked_for_in_the_environment_then_the_package_then_the_checkout(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv(library.VARIABLE, raising=False)
+    package, checkout = library.candidates()
+    assert package.parts[-3:] == ("trtllm_replayssm", "native", library.FILE_NAME)
+    assert checkout.parts[-3:] == ("build", "native", library.FILE_NAME)
+    monkeypatch.setattr(library, "candidates", lambda: [tmp_path / "none.so"])
+    assert library.find_library() is None
+    with pytest.raises(ConfigError, match=r"none of them.*docs/kernels\.md"):
+        library.installed_library()
+    monkeypatch.undo()
+    monkeypatch.setenv(library.VARIABLE, str(tmp_path / "gone.so"))
+    with pytest.raises(ConfigError, match=r"gone\.so"):
+        library.find_library()
+    (tmp_path / "gone.so").write_text("no library")
+    path = library.find_library()
+    assert path is not None
+    with pytest.raises(ConfigError, match="a loadable library"):
+        library.load_library(path)
+
+
+def test_inputs_with_odd_addresses_are_copied_and_others_are_not() -> None:
+    base = torch.arange(64, dtype=torch.float32).to(torch.bfloat16)
+    even, odd = base[8:24].view(2, 8), base[1:17].view(2, 8)
+    assert aligned(even) is even
+    assert aligned(odd) is not odd and torch.equal(aligned(odd), odd)
+    transposed = base.view(8, 8).t()
+    assert aligned(transposed).is_contiguous()
+
+
+def test_packed_codes_are_counted_one_by_one() -> None:
+    packed = torch.zeros(2, 3, 8, dtype=torch.uint8)
+    seen = view(packed)
+    assert seen.dtype == _abi.Dtype.FLOAT4_E2M1 and list(seen.shape)[:3] == [2, 3, 16]
+    assert list(seen.stride)[:3] == [48, 16, 1]
+    with pytest.raises(ContractError, match="dtype"):
+        view(torch.zeros(2, dtype=torch.bool))

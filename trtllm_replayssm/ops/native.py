@@ -1,0 +1,123 @@
+"""The native operations over the pools' layer state: the reference's signatures, run by the CUDA kernels.
+
+A pool is served by the kernels when the library has one for its shapes and formats (`unsupported` says why not);
+there is no switch within a step.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from trtllm_replayssm.config import ReplayConfig
+from trtllm_replayssm.errors import ReplaySSMError
+from trtllm_replayssm.ops import _abi, torch_ops
+from trtllm_replayssm.ops.layer_state import CursorTensors, ReplayLayerState, StepRows
+from trtllm_replayssm.shapes import SsmKind
+
+_KINDS = {SsmKind.MAMBA2: _abi.Kind.MAMBA2, SsmKind.GDN: _abi.Kind.GDN}
+_ACTIVATIONS = (torch.bfloat16, torch.float16)
+
+
+class NativeOps:
+    """Steps of one pool. Holds the workspace, which all layers share: their launches follow one another."""
+
+    def __init__(self, library: _abi.Library, device: torch.device) -> None:
+        """library: the one that the custom operations call."""
+        self._library = library
+        self._workspace = torch.zeros(0, dtype=torch.uint8, device=device)
+
+    def unsupported(self, state: ReplayLayerState, cursors: CursorTensors) -> str | None:
+        """Why the library cannot run steps of a layer's pool, in its own words, or None. Also sizes the workspace."""
+        if state.ring_key.dtype not in _ACTIVATIONS:
+            return f"activations are {state.ring_key.dtype}; the kernels take bfloat16 and float16"
+        slots = state.ring_key.shape[0]
+        try:
+            for tokens in sorted({1, state.config.max_step_tokens}):
+                self._reserve(self._library.update_workspace(self._example(state, cursors, slots, tokens)))
+        except ReplaySSMError as error:
+            return str(error)
+        return None
+
+    def mamba2_update(
+        self, state: ReplayLayerState, cursors: CursorTensors, rows: StepRows, x: Tensor, k: Tensor, q: Tensor,
+        dt: Tensor, a: Tensor, *, d_skip: Tensor,
+    ) -> Tensor:  # fmt: skip
+        """As `reference.mamba2.mamba2_update`, but the result [B, T, H, P] is in x's type."""
+        tokens = {"value": x, "k": k, "q": q, "dt": dt, "a": a, "skip": d_skip, "log_decay": None, "beta": None}
+        return self._update(state, cursors, rows, tokens)
+
+    def gdn_update(
+        self, state: ReplayLayerState, cursors: CursorTensors, rows: StepRows, q: Tensor, k: Tensor, v: Tensor,
+        g: Tensor, beta: Tensor,
+    ) -> Tensor:  # fmt: skip
+        """As `reference.gdn.gdn_update`, but the result [B, T, H, P] is in v's type."""
+        tokens = {"value": v, "k": k, "q": q, "dt": None, "a": None, "skip": None, "log_decay": g, "beta": beta}
+        return self._update(state, cursors, rows, tokens)
+
+    def commit(self, config: ReplayConfig, cursors: CursorTensors, rows: StepRows, accepted: Tensor) -> None:
+        """As `reference.commit.commit`."""
+        torch.ops.replayssm.commit(
+            window=config.window, ring_rows=config.ring_rows, slot=rows.slot.int(), num_tokens=rows.num_tokens.int(),
+            accepted=accepted.clamp(0, config.max_step_tokens).int(), origin=cursors.origin, h=cursors.h,
+            position=cursors.position,
+        )  # fmt: skip
+
+    def _update(
+        self, state: ReplayLayerState, cursors: CursorTensors, rows: StepRows, tokens: dict[str, Tensor | None]
+    ) -> Tensor:
+        out: Tensor = torch.ops.replayssm.update(
+            **_integers(state), flags=0, slot=rows.slot.int(), num_tokens=rows.num_tokens.int(),
+            **_registers(cursors), **tokens, **_state_tensors(state), workspace=self._workspace,
+        )  # fmt: skip
+        return out
+
+    def _example(self, state: ReplayLayerState, cursors: CursorTensors, rows: int, tokens: int) -> _abi.UpdateArgs:
+        """The arguments of a step of `rows` rows of padding: what the library needs to know to answer."""
+        shape, act, device = state.shape, state.ring_key.dtype, state.ring_key.device
+        values = torch.empty((rows, tokens, shape.heads, shape.head_dim), dtype=act, device=device)
+        keys = torch.empty((rows, tokens, shape.groups, shape.state_dim), dtype=act, device=device)
+        scalars = torch.empty((rows, tokens, shape.heads), device=device)
+        vector = torch.empty(shape.heads, device=device)
+        padding = torch.full((rows,), -1, dtype=torch.int32, device=device)
+        gdn = shape.kind is SsmKind.GDN
+        inputs = {"log_decay": scalars, "beta": scalars} if gdn else {"dt": scalars, "a": vector, "skip": vector}
+        args: _abi.UpdateArgs = torch_ops.fill(
+            _abi.UpdateArgs,
+            {
+                "slot": padding, "num_tokens": padding, "value": values, "k": keys, "q": keys, "out": values, **inputs,
+                **_registers(cursors), **_state_tensors(state),
+            },
+            **_integers(state),
+        )  # fmt: skip
+        return args
+
+    def _reserve(self, size: int) -> None:
+        if size > self._workspace.numel():
+            self._workspace = torch.zeros(size, dtype=torch.uint8, device=self._workspace.device)
+
+
+def _integers(state: ReplayLayerState) -> dict[str, int]:
+    kind = int(_KINDS[state.shape.kind])
+    return {"kind": kind, "window": state.config.window, "layer": state.layer, "head_offset": 0}
+
+
+def _registers(cursors: CursorTensors) -> dict[str, Tensor | None]:
+    return {"origin": cursors.origin, "h": cursors.h, "position": cursors.position, "seed": cursors.seed}
+
+
+def _state_tensors(state: ReplayLayerState) -> dict[str, Tensor | None]:
+    checkpoint, read = state.checkpoint, state.read_copy
+    return {
+        "checkpoint": checkpoint.data,
+        "checkpoint_scale": checkpoint.block_scale,
+        "read": None if read is None else read.data,
+        "read_scale": None if read is None else read.block_scale,
+        "read_head_scale": None if read is None else read.head_scale,
+        "ring_value": state.ring_value,
+        "ring_k": state.ring_key,
+        "ring_dt": state.ring_decay,
+        "ring_key_factor": state.ring_key_factor,
+        "ring_v": state.ring_v,
+        "ring_beta": state.ring_beta,
+    }
