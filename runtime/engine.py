@@ -23,6 +23,7 @@ from trtllm_replayssm.runtime.step import StepRunner
 from trtllm_replayssm.runtime.text.tokenizer import Tokenizer
 from trtllm_replayssm.runtime.traffic_meter import TrafficMeter
 from trtllm_replayssm.runtime.transfer.request_file import read_request, write_request
+from trtllm_replayssm.runtime.transfer.restore import Fit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +56,7 @@ class Engine:
         """drafter: None for plain decoding. Raises ConfigError when batch, slots or draft length do not fit."""
         step_tokens = 1 + (drafter.max_draft_len if drafter is not None else 0)
         _check_fit(session, config, step_tokens)
+        self._max_drafts = step_tokens - 1
         self.session = session
         self.config = config
         self.stats = EngineStats()
@@ -185,12 +187,15 @@ class Engine:
     def import_request(self, path: str | Path) -> int:
         """Go on with a request of `export_request`, under a new number, which is returned; its tokens are the same.
 
-        Raises CheckpointError for a missing or damaged file, EngineMismatchError for one of another engine; nothing is
-        queued then.
+        The file is not trusted: settings pass the checks of a new request, and progress must follow from the tokens.
+        Its states, which cannot be held against its tokens, serve no other request (prefix cache).
+        Raises CheckpointError for a missing, damaged or inconsistent file, EngineMismatchError for one of another
+        engine; nothing is queued then.
         """
         with self._numbering:
             request_id, self._serial = self._serial, self._serial + 1
-        saved = read_request(path, request_id, self.session, self.intake.tokenizer)
+        fit = Fit(checks=self.intake, window=self.session.replay.window, max_drafts=self._max_drafts)
+        saved = read_request(path, request_id, self.session, fit)
         self._requests[request_id] = saved.request
         for choice in saved.request.choices:
             if choice.index in saved.snapshots:
@@ -243,7 +248,7 @@ class Engine:
         """A slot: with the state that the choice gave up, or for a new prompt. Raises CapacityError."""
         snapshot = self._snapshots.get(choice)
         if snapshot is not None:
-            slot = self.session.restore(snapshot)
+            slot = self.session.restore(snapshot, seed=choice.seed)
             del self._snapshots[choice]
             return slot
         return self.session.allocate(choice.seed) if self.prefix is None else self.prefix.begin(choice)

@@ -68,8 +68,13 @@ class Intake:
         params: SamplingParams,
         *,
         priority: float = DEFAULT_PRIORITY,
+        seed: int | None = None,
+        limit: int | None = None,
     ) -> Request:
-        """A request numbered request_id. Raises RequestError; nothing else is touched then."""
+        """A request numbered request_id. Raises RequestError; nothing else is touched then.
+
+        seed, limit (output tokens): of a request that began in another engine; None: as the settings say.
+        """
         if isinstance(priority, bool) or not isinstance(priority, (int, float)) or not 0 <= priority <= 1:
             raise RequestError("add_request", "priority", expected="a number in 0..1", got=repr(priority))
         ids = self.prompt_ids(prompt, params)
@@ -84,12 +89,15 @@ class Intake:
             raise RequestError("add_request", "stop", expected="stop_token_ids (there is no tokenizer)", got="strings")
         self._checked("logit_bias", tuple(params.logit_bias or ()))
         room = self.max_seq_len - len(ids)
+        if limit is None:
+            limit = room if params.max_tokens is None else min(params.max_tokens, room)
         rules = EndRules(
             end_ids=self._end_ids(params),
             stop_ids=frozenset(self._checked("stop_token_ids", params.stop_token_ids or ())),
-            limit=room if params.max_tokens is None else min(params.max_tokens, room),
+            limit=limit,
         )
-        seed = request_seed(self.seed, request_id) if params.seed is None else params.seed
+        if seed is None:
+            seed = request_seed(self.seed, request_id) if params.seed is None else params.seed
         prompt_text = prompt if isinstance(prompt, str) else None
         return Request(
             request_id,

@@ -59,7 +59,7 @@ class PrefixReuse:
 
         Where it need not have ended there, only when nothing has to be dropped for it.
         """
-        if choice.slot is None or choice.prefilled % self.config.block:
+        if choice.slot is None or choice.prefilled % self.config.block or not choice.request.own_state:
             return
         if not 0 < choice.prefilled < len(choice.request.prompt_ids):
             return
@@ -69,7 +69,7 @@ class PrefixReuse:
 
     def offer_output(self, choice: Choice) -> None:
         """A choice has ended; snapshot what its slot has absorbed, every token but the last, for the next turn."""
-        if choice.slot is None or not self.config.outputs:
+        if choice.slot is None or not self.config.outputs or not choice.request.own_state:
             return
         if choice.output.finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
             absorbed = choice.tokens[:-1]
@@ -77,7 +77,8 @@ class PrefixReuse:
 
     def distrust(self, choice: Choice) -> None:
         """A choice's logits are no numbers: its prompt's prefixes may be why, and are forgotten."""
-        self.cache.drop(self._keys_of(choice), len(choice.request.prompt_ids))
+        if choice.request.own_state:
+            self.cache.drop(self._keys_of(choice), len(choice.request.prompt_ids))
 
     def end(self, choice: Choice) -> None:
         """A choice gives up its slot for good."""

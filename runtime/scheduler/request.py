@@ -61,6 +61,8 @@ class Request:
         self.params = params
         self.rules = rules
         self.priority = priority
+        self.seed = seed
+        self.own_state = True  # False: it came with its states, which nobody can hold against its tokens
         self.cached_tokens = 0  # prompt tokens that came from the prefix cache
         self.times = RequestTimes()
         self.stop_ids = rules.stop_ids | rules.end_ids

@@ -136,8 +136,11 @@ class Session(Protocol):
         """
         ...
 
-    def load_snapshot(self, position: int, arrays: Mapping[str, RawArray]) -> SlotSnapshot:
-        """A whole snapshot from its `arrays`. Raises ContractError, naming the first that does not fit."""
+    def load_snapshot(self, position: int, arrays: Mapping[str, RawArray], *, prompt_done: bool) -> SlotSnapshot:
+        """A whole snapshot from its `arrays`. Raises ContractError, naming the first that does not fit.
+
+        prompt_done: the slot will decode, so that the snapshot must not be from between two chunks of a prompt.
+        """
         ...
 
     def cursors(self, slot: int) -> SlotCursors:

@@ -134,9 +134,12 @@ class TorchSession:
             self._hidden[slot] = _Hidden(snapshot.position - 1, snapshot.hidden.to(self._device))
         return slot
 
-    def load_snapshot(self, position: int, arrays: Mapping[str, RawArray]) -> SlotSnapshot:
+    def load_snapshot(self, position: int, arrays: Mapping[str, RawArray], *, prompt_done: bool) -> SlotSnapshot:
         """See `Session.load_snapshot`."""
-        return self.pools.require_snapshot(from_arrays(position, self.signature, arrays))
+        snapshot = self.pools.require_snapshot(from_arrays(position, self.signature, arrays))
+        if prompt_done and snapshot.carry:
+            raise ContractError("load_snapshot", "carry", expected="none (the prompt is complete)", got="one")
+        return snapshot
 
     def cursors(self, slot: int) -> SlotCursors:
         """See `Session.cursors`."""

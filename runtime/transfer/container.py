@@ -1,7 +1,11 @@
-"""The file: safetensors with one JSON document in its metadata. Written beside its place and renamed, never in part."""
+"""The file: safetensors with one JSON document in its metadata. Written beside its place and renamed, never in part.
+
+A checksum covers document and tensors: it finds accidents, and is no signature.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -17,7 +21,7 @@ from trtllm_replayssm.errors import CheckpointError, EngineMismatchError
 from trtllm_replayssm.runtime.session.base import RawArray
 
 FORMAT = "trtllm-replayssm request"
-VERSION = 1
+VERSION = 2
 # The format's names of element types -> torch's, and their bytes
 _TYPES = {
     "F64": ("float64", 8), "F32": ("float32", 4), "F16": ("float16", 2), "BF16": ("bfloat16", 2),
@@ -28,16 +32,19 @@ _NAMES = {kind: name for name, (kind, _) in _TYPES.items()}
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """document: JSON values. arrays: by name."""
+    """document: a JSON value, as yet unchecked. arrays: by name."""
 
-    document: Mapping[str, Any]
+    document: Any
     arrays: Mapping[str, RawArray]
 
 
 def write(path: str | Path, document: Mapping[str, Any], arrays: Mapping[str, RawArray]) -> None:
     """Write a file that is whole or absent, whatever happens meanwhile. Raises OSError when it cannot be written."""
     target = Path(path)
-    metadata = {"format": FORMAT, "version": str(VERSION), "document": json.dumps(document)}
+    text = json.dumps(document)
+    metadata = {
+        "format": FORMAT, "version": str(VERSION), "document": text, "checksum": _checksum(text, arrays),
+    }  # fmt: skip
     header: dict[str, Any] = {"__metadata__": metadata}
     end = 0
     for name, (kind, shape, data) in arrays.items():
@@ -86,11 +93,24 @@ def read(path: str | Path) -> Container:
         size = math.prod(shape) * itemsize
         arrays[name] = (kind, shape, content[begin : begin + size])
         begin += size
+    text = metadata.get("document", "")
+    if metadata.get("checksum") != _checksum(text, arrays):
+        raise _damaged(path, "another content than its checksum says")
     try:
-        document = json.loads(metadata["document"])
-    except (KeyError, ValueError) as error:
+        document = json.loads(text)
+    except (ValueError, RecursionError) as error:
         raise _damaged(path, f"no document ({error})") from error
     return Container(document, arrays)
+
+
+def _checksum(document: str, arrays: Mapping[str, RawArray]) -> str:
+    """SHA-256 over the document and each tensor's name, type, shape and elements."""
+    digest = hashlib.sha256()
+    for part in (document, *(f"{name} {kind} {list(shape)}" for name, (kind, shape, _) in arrays.items())):
+        digest.update(f"{len(part)}:{part}".encode("utf-8", "surrogatepass"))
+    for _, _, data in arrays.values():
+        digest.update(data)
+    return digest.hexdigest()
 
 
 def _damaged(path: str | Path, got: str) -> CheckpointError:

@@ -197,11 +197,13 @@ class FakeSession:
             self.unfinished.add(number)
         return number
 
-    def load_snapshot(self, position: int, arrays: Mapping[str, RawArray]) -> FakeSnapshot:
+    def load_snapshot(self, position: int, arrays: Mapping[str, RawArray], *, prompt_done: bool) -> FakeSnapshot:
         found = {name: tuple(array("q", data)) for name, (_, _, data) in arrays.items()}
         origin, h, known = found["cursors"]
         if known != position or len(found["tokens"]) != position:
             raise ContractError("load_snapshot", "position", expected=known, got=position)
+        if prompt_done and found["flags"][1]:
+            raise ContractError("load_snapshot", "flags", expected="a complete prompt", got="an unfinished one")
         cursors = Cursors(origin=origin, h=h, position=known, seed=found["seed"][0] | found["seed"][1] << 32)
         state = Slot(list(found["tokens"]), cursors, found["flags"][0], list(found["head"]))
         return FakeSnapshot(position, 0, found["tokens"], found["head"], state, bool(found["flags"][1]))

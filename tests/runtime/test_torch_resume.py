@@ -9,6 +9,8 @@ import pytest
 
 from tests.prefix.torch_engines import FORMATS, SAMPLED, WITH_HEAD, TorchBench, prompt
 from tests.session.sessions import FAMILIES
+from trtllm_replayssm.errors import CheckpointError
+from trtllm_replayssm.runtime.transfer import container
 
 WINDOW = 8
 CASES = [
@@ -103,3 +105,22 @@ def test_i18_forks_are_moved_one_by_one_and_all_end_as_alone(name: str) -> None:
     bench.run()
     assert bench.engine.stats.preemptions == 1
     assert [o.token_ids for o in bench.done[group].outputs] == want and want[0] != want[1]
+
+
+def test_a_prompt_in_progress_is_not_taken_for_a_complete_one(tmp_path: Path) -> None:
+    """The slot's carry says that its checkpoint means nothing yet, whatever the document says."""
+    name = FAMILIES[0]
+    bench, number = begin(name, "plain", "float32")
+    bench.step()
+    bench.engine.export_request(number, tmp_path / "request")
+    found = container.read(tmp_path / "request")
+    request = found.document["request"]
+    request["prompt_ids"] = request["prompt_ids"][:8]
+    request["choices"][0]["token_ids"] = [5]
+    if request["choices"][0]["logprobs"] is not None:
+        request["choices"][0]["logprobs"] = [[[5, -1.0, 1]]]
+    assert request["choices"][0]["position"] == request["choices"][0]["prefilled"] == 8
+    container.write(tmp_path / "request", found.document, found.arrays)
+    with pytest.raises(CheckpointError, match="carry"):
+        bench.engine.import_request(tmp_path / "request")
+    bench.run()

@@ -128,7 +128,7 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
     "bad setting": lambda p: rewrite(p, lambda d: d["request"]["params"].update(n=0)),
     "unknown setting": lambda p: rewrite(p, lambda d: d["request"]["params"].update(best_of=2)),
     "misaligned": lambda p: rewrite(p, lambda d: d["request"]["choices"][0].update(prefilled=4)),
-    "other position": lambda p: rewrite(p, lambda d: d["positions"].update({"0": 2})),
+    "other position": lambda p: rewrite(p, lambda d: d["request"]["choices"][0].update(position=2)),
     "not a document": lambda p: rewrite(p, lambda d: d.update(request=[])),
 }
 
@@ -150,8 +150,8 @@ def test_another_version_model_or_limit_is_refused_with_both_sides(tmp_path: Pat
         with pytest.raises(EngineMismatchError, match="import_request"):
             other.engine.import_request(path)
         assert not other.engine.has_work
-    path.write_bytes(path.read_bytes().replace(b'"version": "1"', b'"version": "2"'))
-    with pytest.raises(EngineMismatchError, match="expected version 1, got 2"):
+    path.write_bytes(path.read_bytes().replace(b'"version": "2"', b'"version": "1"'))
+    with pytest.raises(EngineMismatchError, match="expected version 2, got 1"):
         machine().engine.import_request(path)
     wide = exported(tmp_path, n=4)
     with pytest.raises(EngineMismatchError, match=r"3 choices, got .* 4 choices"):
