@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from importlib import resources
 
 from starlette.requests import Request
@@ -10,9 +9,9 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 
 from trtllm_replayssm import __version__
 from trtllm_replayssm.errors import RequestError
-from trtllm_replayssm.runtime.sampling.params import SamplingParams
 from trtllm_replayssm.runtime.server.errors import error_object
 from trtllm_replayssm.runtime.server.metrics import make_registry, prometheus_text, snapshot
+from trtllm_replayssm.runtime.server.probe import Probe
 from trtllm_replayssm.runtime.server.protocol.common import ModelCard, ModelList
 from trtllm_replayssm.runtime.server.protocol.tokens import (
     DetokenizeRequest,
@@ -33,6 +32,7 @@ class Admin:
 
     def __init__(self, service: Service) -> None:
         self._service = service
+        self._probe = Probe(service, PROBE_SECONDS)
         self._registry = make_registry(service)
         self._page = resources.files(__package__ or "").joinpath("status.html").read_text(encoding="utf-8")
 
@@ -76,19 +76,12 @@ class Admin:
         """200 while requests are taken, else 503."""
         if self._service.llm.failure is not None:
             return JSONResponse(error_object(503, "the engine stopped"), 503)
-        if self._service.gate.stopping:
-            return JSONResponse(error_object(503, "the server is stopping"), 503)
+        self._service.gate.check_open()
         return Response(status_code=200)
 
     async def health_generate(self, request: Request) -> Response:
-        """200 when one token could be generated in time, else 503."""
-        run = self._service.start([[0]], SamplingParams(max_tokens=1, detokenize=False), streaming=False)
-        try:
-            await unless_gone(request.receive, asyncio.wait_for(run.results(), PROBE_SECONDS))
-        except asyncio.TimeoutError:
-            return JSONResponse(error_object(503, f"no token within {PROBE_SECONDS:g} seconds"), 503)
-        finally:
-            run.close()
+        """200 when the engine generates, be its queue full or not; else 503."""
+        await unless_gone(request.receive, self._probe.run())
         return Response(status_code=200)
 
     async def version(self) -> dict[str, str]:

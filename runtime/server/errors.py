@@ -96,5 +96,5 @@ def validation_object(errors: Sequence[Any]) -> dict[str, Any]:
     if first["type"] == "extra_forbidden":
         message = f"{where}: this server has no such field"
     else:
-        message = f"{where}: {first['msg'].removeprefix('Value error, ')}"
+        message = f"{where}: {str(first['msg']).removeprefix('Value error, ')}"
     return error_object(400, message, param=field)

@@ -40,6 +40,7 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        scope = origin_form(scope)
         started = False
 
         async def sending(message: Message) -> None:
@@ -98,6 +99,16 @@ class Guard:
                 raise TooLargeError("body", limit=self._limits.body_bytes, status=413)
             if not message.get("more_body", False):
                 return b"".join(parts)
+
+
+def origin_form(scope: Scope) -> Scope:
+    """A scope whose path begins with a slash: servers must take `GET http://host/path` as well (RFC 9112, 3.2.2)."""
+    path, raw = scope["path"], scope.get("raw_path") or b""
+    if not path.lower().startswith(("http://", "https://")):
+        return scope
+    _, _, path = path.split("://", 1)[1].partition("/")
+    _, _, raw = raw.partition(b"://")[2].partition(b"/")
+    return {**scope, "path": "/" + path, "raw_path": b"/" + raw}
 
 
 _CLOSE = {"Connection": "close"}  # what is left of the request is not read

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 
+from trtllm_replayssm.errors import RequestError
 from trtllm_replayssm.runtime.llm import RequestHandle, RequestOutput
 from trtllm_replayssm.runtime.server.errors import GenerationError, OverloadedError
 from trtllm_replayssm.runtime.server.limits import Limits
@@ -16,6 +17,7 @@ class Gate:
 
     def __init__(self, running: int, limits: Limits) -> None:
         """running: choices that hold a slot at most."""
+        self.running = running
         self.limit = running + limits.max_queue_size
         self.max_queue_size = limits.max_queue_size
         self.inside = 0
@@ -24,20 +26,33 @@ class Gate:
         self.drain_seconds = limits.drain_seconds
 
     def enter(self, choices: int, wait_seconds: float) -> None:
-        """Admit, or raise OverloadedError. wait_seconds: what the queue lately took, for Retry-After."""
-        if self.stopping:
+        """Admit, or raise OverloadedError. wait_seconds: what the queue lately took, for Retry-After.
+
+        RequestError for one request that is larger than an empty server takes: no later try would succeed.
+        """
+        try:
+            self.check_open()
+        except OverloadedError:
             self.refused += 1
-            raise OverloadedError(
-                "request", expected="a server that goes on", got="one that stops", status=503,
-                retry_after=self.drain_seconds,
-            )  # fmt: skip
-        if self.inside and self.inside + choices > self.limit:
+            raise
+        if choices > self.limit:
+            sum_of = f"max_batch_size {self.running} + max_queue_size {self.max_queue_size}"
+            raise RequestError("request", "n", expected=f"at most {self.limit} choices ({sum_of})", got=choices)
+        if self.inside + choices > self.limit:
             self.refused += 1
             raise OverloadedError(
                 "queue", expected=f"at most {self.max_queue_size} waiting choices", got=f"{choices} more", status=429,
                 retry_after=min(wait_seconds, 60.0),
             )  # fmt: skip
         self.inside += choices
+
+    def check_open(self) -> None:
+        """Raise OverloadedError (503) when the server admits nobody any more."""
+        if self.stopping:
+            raise OverloadedError(
+                "request", expected="a server that goes on", got="one that stops", status=503,
+                retry_after=self.drain_seconds,
+            )  # fmt: skip
 
     def leave(self, choices: int) -> None:
         """What `enter` admitted has ended."""

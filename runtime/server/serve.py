@@ -12,6 +12,7 @@ import uvicorn
 from trtllm_replayssm.errors import ConfigError, RequestError, UnsupportedError
 from trtllm_replayssm.runtime.llm import LLM
 from trtllm_replayssm.runtime.server.app import make_app
+from trtllm_replayssm.runtime.server.http import Protocol
 from trtllm_replayssm.runtime.server.service import Service
 from trtllm_replayssm.runtime.server.settings import ServerSettings
 from trtllm_replayssm.runtime.text.chat_template import ChatTemplate
@@ -64,7 +65,7 @@ def uvicorn_config(service: Service) -> uvicorn.Config:
         port=settings.port,
         log_level=settings.log_level,
         loop="asyncio",
-        http="h11",
+        http=Protocol,
         ws="none",
         lifespan="off",
         server_header=False,

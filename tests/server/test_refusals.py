@@ -194,16 +194,28 @@ def test_a_server_that_drains_refuses_and_says_so() -> None:
             body = {"model": NAME, "prompt": [1], "detokenize": False}
             refused = await client.post("/v1/completions", json=body)
             assert error(refused, 503)["code"] == "server_stopping" and int(refused.headers["Retry-After"]) >= 1
-            assert error(await client.get("/health"), 503)["type"] == "server_error"
+            for path in ("/health", "/health_generate"):
+                unready = await client.get(path)
+                assert error(unready, 503)["code"] == "server_stopping" and int(unready.headers["Retry-After"]) >= 1
             assert (await client.get("/status.json")).json()["stopping"] is True
 
         over_asgi(server, talk)
 
 
-def test_one_call_may_hold_more_choices_than_the_queue_when_nothing_else_runs() -> None:
-    with serving(bench(eos_ids=(), slots=2), max_queue_size=0) as server:
-        body = {"model": NAME, "prompt": [[1], [2], [3], [4]], "max_tokens": 3, "detokenize": False}
-        assert len(ask(server, "/v1/completions", body).json()["choices"]) == 4
+@pytest.mark.parametrize(
+    ("prompts", "n", "status"), [(4, 1, 200), (2, 2, 200), (5, 1, 400), (3, 2, 400), (4, 2, 400)]
+)
+def test_one_call_that_no_empty_server_takes_is_refused_at_once(prompts: int, n: int, status: int) -> None:
+    with serving(bench(eos_ids=(), slots=2), max_queue_size=2) as server:
+        body = {"model": NAME, "prompt": [[1]] * prompts, "n": n, "max_tokens": 3, "detokenize": False}
+        answer = ask(server, "/v1/completions", body)
+        if status == 200:
+            assert len(answer.json()["choices"]) == prompts * n
+        else:
+            found = error(answer, 400)
+            assert found["param"] == "n"
+            assert "at most 4 choices (max_batch_size 2 + max_queue_size 2)" in found["message"]
+        assert server.gate.inside == 0 and server.gate.refused == 0
 
 
 def test_an_engine_that_stopped_is_500_and_unhealthy() -> None:
@@ -217,6 +229,7 @@ def test_an_engine_that_stopped_is_500_and_unhealthy() -> None:
             found = error(await client.post("/v1/completions", json=body), 500)
             assert found["type"] == "server_error" and "device" not in found["message"]
             error(await client.get("/health"), 503)
+            error(await client.get("/health_generate"), 503)
             error(await client.post("/v1/completions", json=body), 500)
             streamed = await client.post("/v1/completions", json={**body, "stream": True})
             assert streamed.status_code == 500 and json.loads(streamed.text)["error"]["type"] == "server_error"
