@@ -1,0 +1,123 @@
+"""Where a build takes parameters from: a checkpoint, random numbers, or untouched zeros for the first pass.
+
+All of them hand out matrices in the storage format in which the engine will hold them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from trtllm_replayssm.dtypes import FP4_BLOCK
+from trtllm_replayssm.models import model_of
+from trtllm_replayssm.params import ParamRole, ParamSpec
+from trtllm_replayssm.shapes import ModelGeometry
+from trtllm_replayssm.weights.checkpoint import Checkpoint
+from trtllm_replayssm.weights.matrix import DenseMatrix, ExpertStack, Fp8Matrix, Matrix, MatrixFormat, Nvfp4Matrix
+
+E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
+DENSE_TYPES = {
+    MatrixFormat.BF16: np.dtype(ml_dtypes.bfloat16), MatrixFormat.F16: np.dtype(np.float16),
+    MatrixFormat.F32: np.dtype(np.float32),
+}  # fmt: skip
+
+
+class Parameters(Protocol):
+    """Parameters by canonical name."""
+
+    geometry: ModelGeometry
+
+    def format_of(self, name: str) -> MatrixFormat:
+        """Format of a matrix, or of a stack's experts, without reading it."""
+        ...
+
+    def matrix(self, name: str) -> Matrix:
+        """A matrix [out, in]."""
+        ...
+
+    def vector(self, name: str) -> NDArray[np.float32]:
+        """A vector or convolution."""
+        ...
+
+    def experts(self, name: str) -> ExpertStack:
+        """A stack of experts."""
+        ...
+
+
+class CheckpointParameters:
+    """A checkpoint's own formats; dequantised: every quantised matrix becomes BF16 when it is read."""
+
+    def __init__(self, checkpoint: Checkpoint, *, dequantised: bool = False) -> None:
+        self.geometry = checkpoint.geometry
+        self._checkpoint = checkpoint
+        self._dequantised = dequantised
+
+    def format_of(self, name: str) -> MatrixFormat:
+        """See `Parameters`."""
+        fmt = self._checkpoint.storage(name)[0].format
+        return MatrixFormat.BF16 if self._dequantised and fmt.quantised else fmt
+
+    def matrix(self, name: str) -> Matrix:
+        """See `Parameters`."""
+        return self._settled(self._checkpoint.matrix(name))
+
+    def vector(self, name: str) -> NDArray[np.float32]:
+        """See `Parameters`."""
+        return self._checkpoint.vector(name)
+
+    def experts(self, name: str) -> ExpertStack:
+        """See `Parameters`."""
+        stack = self._checkpoint.experts(name)
+        return ExpertStack(stack.shape, lambda e: self._settled(stack.matrix(e)))
+
+    def _settled(self, matrix: Matrix) -> Matrix:
+        if not (self._dequantised and matrix.format.quantised):
+            return matrix
+        return DenseMatrix(matrix.dequantize(np.float32).astype(DENSE_TYPES[MatrixFormat.BF16]))
+
+
+class HollowParameters:
+    """The same shapes and formats over zero pages that are never touched: memory on paper only."""
+
+    def __init__(self, inner: Parameters) -> None:
+        self.geometry = inner.geometry
+        self._inner = inner
+        self._specs = parameter_specs(inner.geometry)
+
+    def format_of(self, name: str) -> MatrixFormat:
+        """See `Parameters`."""
+        return self._inner.format_of(name)
+
+    def matrix(self, name: str) -> Matrix:
+        """See `Parameters`."""
+        rows, columns = self._specs[name].shape
+        fmt = self._inner.format_of(name)
+        if fmt is MatrixFormat.FP8:
+            return Fp8Matrix(np.zeros((rows, columns), dtype=E4M3), np.ones((), dtype=np.float32))
+        if fmt is MatrixFormat.NVFP4:
+            scales = np.zeros((rows, columns // FP4_BLOCK), dtype=E4M3)
+            return Nvfp4Matrix(np.zeros((rows, columns // 2), dtype=np.uint8), scales, 1.0)
+        return DenseMatrix(np.zeros((rows, columns), dtype=DENSE_TYPES[fmt]))
+
+    def vector(self, name: str) -> NDArray[np.float32]:
+        """See `Parameters`."""
+        return np.zeros(self._specs[name].shape, dtype=np.float32)
+
+    def experts(self, name: str) -> ExpertStack:
+        """See `Parameters`: the first pass reads no expert."""
+        return self._inner.experts(name)
+
+
+def parameter_specs(geometry: ModelGeometry) -> dict[str, ParamSpec]:
+    """Every parameter of a geometry by name."""
+    return {spec.name: spec for spec in model_of(geometry).parameters(geometry)}
+
+
+def matrix_formats(parameters: Parameters) -> dict[str, MatrixFormat]:
+    """Format of every matrix and stack of experts."""
+    roles = (ParamRole.LINEAR, ParamRole.EMBEDDING, ParamRole.ROUTER, ParamRole.EXPERTS)
+    specs: dict[str, Any] = parameter_specs(parameters.geometry)
+    return {name: parameters.format_of(name) for name, spec in specs.items() if spec.role in roles}

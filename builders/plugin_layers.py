@@ -1,0 +1,183 @@
+"""Native operations as plugin layers inside the network (flavour `tensorrt`), filled from `plugin_fields`.
+
+State tensors are network inputs and outputs of the same memory. HAZARD: TensorRT copies a tensor that two plugins alias
+or that anything else reads; each state tensor therefore belongs to one layer's plugin alone, which compares
+the pointers when it runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trtllm_replayssm.bindings import (
+    ALIAS_SUFFIX,
+    COMMIT,
+    CONV1D,
+    GDN,
+    MOE,
+    Program,
+    TensorSpec,
+    cursor_tensors,
+    ssm_tensors,
+    window_tensor,
+)
+from trtllm_replayssm.builders.options import BuildOptions
+from trtllm_replayssm.builders.parameters import Parameters
+from trtllm_replayssm.builders.plugin_fields import (
+    ACTIVATION_CODES,
+    LIBRARY,
+    NAMESPACE,
+    PLUGINS,
+    ROUNDING_CODES,
+    STATE_FORMAT_CODES,
+    VERSION,
+    WEIGHT_FORMAT_CODES,
+)
+from trtllm_replayssm.builders.segments import ProgramBuilder, Value
+from trtllm_replayssm.dtypes import FP4_BLOCK
+from trtllm_replayssm.errors import ConfigError, UnsupportedError
+from trtllm_replayssm.shapes import MoeShape, SsmShape
+from trtllm_replayssm.weights.matrix import MatrixFormat
+
+_ITEM_BYTES = {MatrixFormat.F32: 4, MatrixFormat.F16: 2, MatrixFormat.BF16: 2, MatrixFormat.FP8: 1}
+
+
+class PluginOps:
+    """Implements `NativeOps` with plugins of the registry that `library` (if given) was loaded into."""
+
+    def __init__(self, program: ProgramBuilder, parameters: Parameters, options: BuildOptions, trt: Any) -> None:
+        self._program = program
+        self._parameters = parameters
+        self._options = options
+        self._trt = trt
+        self._activation = options.activation.value
+
+    def run(
+        self, op: str, layer: int, inputs: dict[str, Value], weights: dict[str, str], width: int, shape: Any
+    ) -> Value:
+        """See `NativeOps`."""
+        name = op if layer < 0 else f"layer.{layer}.{op}"
+        spec = PLUGINS[op]
+        fields = {**self._fields(op, layer, shape, weights), **{f"{k}_offset": inputs[k].start for k in spec.data}}
+        state = self._state(op, layer, shape)
+        tensors = [self._whole(inputs[k].name) for k in spec.data]
+        tensors += [self._whole(k) for k in (*spec.rows, *self._cursors(spec.cursors))]
+        tensors += [self._constant(f"{name} {k}", v) for k, v in self._weights(op, weights, width).items()]
+        tensors += self._experts(weights) if op == MOE else []
+        tensors += [self._program.tensor(self._program.declare(s)) for s in state]
+        plugin_layer = self._add(op, name, fields, tensors)
+        for i, s in enumerate(state):
+            alias = TensorSpec(name=s.name + ALIAS_SUFFIX, dtype=s.dtype, dims=s.dims)
+            self._program.put_state(plugin_layer.get_output(1 + i), alias)
+        return Value(self._program.put(plugin_layer.get_output(0), name, self._activation, width), 0, width)
+
+    def commit(self) -> Program:
+        """The program that moves the cursors after a step: one plugin over the rows and the cursors."""
+        # a network of its own: the stream orders it after the step
+        rows = [TensorSpec(name=n, dtype="int32", dims=("B",)) for n in PLUGINS[COMMIT].rows]
+        cursors = [spec for spec in cursor_tensors() if spec.name != "seed"]
+        tensors = [self._program.tensor(self._program.declare(s)) for s in (*rows, *cursors)]
+        replay = self._options.replay
+        fields = {"window": replay.window, "max_step_tokens": replay.max_step_tokens}
+        layer = self._add(COMMIT, COMMIT, fields, tensors)
+        for i, s in enumerate(cursors):
+            alias = TensorSpec(name=s.name + ALIAS_SUFFIX, dtype=s.dtype, dims=s.dims)
+            self._program.put_state(layer.get_output(i), alias)
+        return self._program.finish({})
+
+    def _add(self, op: str, name: str, fields: Mapping[str, int], tensors: list[Any]) -> Any:
+        trt = self._trt
+        creator = trt.get_plugin_registry().get_creator(op, VERSION, NAMESPACE)
+        if creator is None:
+            raise ConfigError(
+                "build", "plugin_library", expected=f"a library that registers {NAMESPACE}::{op} version {VERSION}",
+                got="no such creator", hint=f"Give the path of {LIBRARY} with --plugin-library",
+            )  # fmt: skip
+        values = {k: np.array([fields[k]], dtype=np.int32) for k in PLUGINS[op].all_fields}
+        collection = trt.PluginFieldCollection(
+            [trt.PluginField(k, v, trt.PluginFieldType.INT32) for k, v in values.items()]
+        )
+        plugin = creator.create_plugin(name, collection, trt.TensorRTPhase.BUILD)
+        if plugin is None:
+            raise ConfigError(
+                "build", "plugin_library", expected=f"a {op} plugin for {dict(fields)}", got="none",
+                hint="The library's message above says which field it refuses",
+            )  # fmt: skip
+        layer = self._program.network.definition.add_plugin_v3(tensors, [], plugin)
+        self._program.network.named(layer, name)
+        return layer
+
+    def _whole(self, name: str) -> Any:
+        return self._program.tensor(Value(name, 0, 0))
+
+    def _cursors(self, names: tuple[str, ...]) -> tuple[str, ...]:
+        for spec in cursor_tensors():
+            self._program.declare(spec)
+        return names
+
+    def _constant(self, name: str, array: NDArray[np.float32]) -> Any:
+        return self._program.network.constant(name, array, shape=array.shape)
+
+    def _fields(self, op: str, layer: int, shape: Any, weights: Mapping[str, str]) -> dict[str, int]:
+        replay, activation = self._options.replay, ACTIVATION_CODES[self._options.activation]
+        if op == MOE:
+            assert isinstance(shape, MoeShape)
+            up = self._parameters.experts(weights["up_proj"]).shape
+            return {
+                "experts": shape.experts, "top_k": shape.top_k, "width": up[2], "intermediate": up[1],
+                "gated": int(shape.gated), "activation": activation,
+                "weight_format": WEIGHT_FORMAT_CODES[self._expert_format(weights)],
+            }  # fmt: skip
+        step = {"max_step_tokens": replay.max_step_tokens, "layer": layer, "activation": activation}
+        if op == CONV1D:
+            return {"channels": self._parameters.geometry.ssm.conv_channels, "kernel": int(shape), **step}
+        assert isinstance(shape, SsmShape)
+        return {
+            "heads": shape.heads, "groups": shape.groups, "head_dim": shape.head_dim, "state_dim": shape.state_dim,
+            "window": replay.window, "recurrence": STATE_FORMAT_CODES[replay.recurrence],
+            "rounding": ROUNDING_CODES[replay.recurrence_rounding], "read": STATE_FORMAT_CODES[replay.read],
+            "head_offset": 0, **step,
+        }  # fmt: skip
+
+    def _state(self, op: str, layer: int, shape: Any) -> list[TensorSpec]:
+        if op == MOE:
+            return []
+        if op == CONV1D:
+            return [window_tensor(self._parameters.geometry, self._options.replay, layer, self._activation)]
+        return ssm_tensors(shape, self._options.replay, layer, self._activation)
+
+    def _weights(self, op: str, weights: Mapping[str, str], width: int) -> dict[str, NDArray[np.float32]]:
+        read = self._parameters.vector
+        if op in (MOE, GDN):
+            return {}
+        if op == CONV1D:
+            bias = read(weights["bias"]) if "bias" in weights else np.zeros(width, dtype=np.float32)
+            return {"weight": read(weights["weight"]), "bias": bias}
+        return {"a": -np.exp(read(weights["a_log"])), "skip": read(weights["skip"])}
+
+    def _expert_format(self, weights: Mapping[str, str]) -> MatrixFormat:
+        formats = {self._parameters.format_of(stack) for stack in weights.values()}
+        if len(formats) > 1:
+            got = sorted(f.value for f in formats)
+            raise UnsupportedError("build", "experts", expected="one format for all projections of a block", got=got)
+        return formats.pop()
+
+    def _experts(self, weights: Mapping[str, str]) -> list[Any]:
+        """Network inputs for the bytes of the experts: gigabytes that never become constants."""
+        fmt, specs = self._expert_format(weights), []
+        for stack in (weights[k] for k in ("up_proj", "down_proj", "gate_proj") if k in weights):
+            experts, rows, columns = self._parameters.experts(stack).shape
+            nvfp4 = fmt is MatrixFormat.NVFP4
+            row_bytes = columns // 2 if nvfp4 else columns * _ITEM_BYTES[fmt]
+            specs.append(TensorSpec(name=stack, dtype="int8", dims=(experts, rows, row_bytes)))
+            if nvfp4:
+                blocks = (experts, rows, columns // FP4_BLOCK)
+                specs.append(TensorSpec(name=f"{stack}_scale", dtype="int8", dims=blocks))
+                specs.append(TensorSpec(name=f"{stack}_scale_2", dtype="float32", dims=(experts,)))
+            elif fmt is MatrixFormat.FP8:
+                specs.append(TensorSpec(name=f"{stack}_scale", dtype="float32", dims=(experts, rows)))
+        return [self._program.tensor(self._program.declare(spec)) for spec in specs]
