@@ -36,9 +36,19 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def dashed(argv: Sequence[str]) -> list[str]:
+    """Arguments with dashes in the names of flags, where underscores mean the same; values stay as they are."""
+    end = argv.index("--") if "--" in argv else len(argv)
+    spelled = []
+    for argument in argv[:end]:
+        name, equals, value = argument.partition("=")
+        spelled.append(name.replace("_", "-") + equals + value if name.startswith("--") else argument)
+    return [*spelled, *argv[end:]]
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
-    arguments = build_parser().parse_args(argv)
+    arguments = build_parser().parse_args(dashed(sys.argv[1:] if argv is None else argv))
     try:
         return int(arguments.run(arguments))
     except ReplaySSMError as error:

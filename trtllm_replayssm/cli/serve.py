@@ -15,23 +15,24 @@ def add_command(commands: Any) -> None:
         "serve",
         help="serve a checkpoint over HTTP (OpenAI API)",
         description="Serve a checkpoint over HTTP with OpenAI's endpoints. Flags are named as trtllm-serve's.",
+        epilog="Names may be written with underscores too, as trtllm-serve's are: --max_batch_size.",
     )
     parser.add_argument("model", help="checkpoint directory (config.json, *.safetensors, tokenizer.json)")
     _add_http(parser)
     group = parser.add_argument_group("engine (also as keys of --config)")
-    group.add_argument("--max_batch_size", "--max-batch-size", type=int, help="sequences at once (default 8)")
-    group.add_argument("--max_num_tokens", "--max-num-tokens", type=int, help="tokens of one engine step")
-    group.add_argument("--max_seq_len", "--max-seq-len", type=int, help="prompt and output tokens of one sequence")
-    group.add_argument("--max_beam_width", "--max-beam-width", type=int, help="only 1")
-    group.add_argument("--tp_size", "--tp-size", "--tensor_parallel_size", type=int, help="only 1 in this version")
-    group.add_argument("--pp_size", "--pp-size", "--pipeline_parallel_size", type=int, help="only 1 in this version")
-    group.add_argument("--ep_size", "--ep-size", "--moe_expert_parallel_size", type=int, help="only 1 in this version")
+    group.add_argument("--max-batch-size", type=int, help="sequences at once (default 8)")
+    group.add_argument("--max-num-tokens", type=int, help="tokens of one engine step")
+    group.add_argument("--max-seq-len", type=int, help="prompt and output tokens of one sequence")
+    group.add_argument("--max-beam-width", type=int, help="only 1")
+    group.add_argument("--tp-size", "--tensor-parallel-size", type=int, help="only 1 in this version")
+    group.add_argument("--pp-size", "--pipeline-parallel-size", type=int, help="only 1 in this version")
+    group.add_argument("--ep-size", "--moe-expert-parallel-size", type=int, help="only 1 in this version")
     group.add_argument(
-        "--kv_cache_free_gpu_memory_fraction", "--kv-cache-free-gpu-memory-fraction", "--free_gpu_memory_fraction",
+        "--kv-cache-free-gpu-memory-fraction", "--free-gpu-memory-fraction",
         type=float, help="share of the free memory that slots may take (default 0.9)",
     )  # fmt: skip
     group.add_argument(
-        "--enable_chunked_prefill", "--enable-chunked-prefill", action="store_true", default=None,
+        "--enable-chunked-prefill", action="store_true", default=None,
         help="accepted: prompts are always chunked",
     )  # fmt: skip
     group.add_argument("--backend", help="torch")
@@ -39,7 +40,7 @@ def add_command(commands: Any) -> None:
     group.add_argument("--dtype", choices=["auto", "float32", "bfloat16"], help="of activations")
     group.add_argument("--device", help="cpu, cuda, cuda:0 (default cpu)")
     group.add_argument(
-        "--config", "--extra_llm_api_options", "--extra-llm-api-options", metavar="FILE",
+        "--config", "--extra-llm-api-options", metavar="FILE",
         help="YAML: kv_cache_config, speculative_config, cuda_graph_config, replayssm",
     )  # fmt: skip
     parser.set_defaults(run=run)
@@ -49,12 +50,12 @@ def _add_http(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("HTTP")
     group.add_argument("--host", default="localhost", help="address to listen on (default localhost)")
     group.add_argument("--port", type=int, default=8000, help="port to listen on (default 8000)")
-    group.add_argument("--served_model_name", "--served-model-name", help="default: the directory's name")
-    group.add_argument("--chat_template", "--chat-template", metavar="FILE", help="instead of the checkpoint's own")
-    group.add_argument("--api_key", "--api-key", help="asked of every request that generates or reads tokens")
-    group.add_argument("--api_key_file", "--api-key-file", metavar="FILE", help="the same, not shown in process lists")
-    group.add_argument("--max_queue_size", "--max-queue-size", type=int, help="waiting choices before 429 (256)")
-    group.add_argument("--log_level", "--log-level", default="info", choices=["debug", "info", "warning", "error"])
+    group.add_argument("--served-model-name", help="default: the directory's name")
+    group.add_argument("--chat-template", metavar="FILE", help="instead of the checkpoint's own")
+    group.add_argument("--api-key", help="asked of every request that generates or reads tokens")
+    group.add_argument("--api-key-file", metavar="FILE", help="the same, not shown in process lists")
+    group.add_argument("--max-queue-size", type=int, help="waiting choices before 429 (256)")
+    group.add_argument("--log-level", default="info", choices=["debug", "info", "warning", "error"])
 
 
 def run(arguments: argparse.Namespace) -> int:
