@@ -33,8 +33,8 @@ from trtllm_replayssm.runtime.text.tokenizer import Tokenizer
 from trtllm_replayssm.shapes import ModelGeometry
 
 __all__ = [
-    "LLM", "CompletionOutput", "KvCacheConfig", "MTPDecodingConfig", "NGramDecodingConfig", "Prompt", "RequestHandle",
-    "RequestOutput", "SamplingParams",
+    "DEFAULT_PRIORITY", "LLM", "CompletionOutput", "KvCacheConfig", "MTPDecodingConfig", "NGramDecodingConfig",
+    "Prompt", "RequestHandle", "RequestOutput", "SamplingParams",
 ]  # fmt: skip
 
 Prompt = str | Sequence[int] | Mapping[str, object]

@@ -11,7 +11,6 @@ from trtllm_replayssm import __version__
 from trtllm_replayssm.errors import RequestError
 from trtllm_replayssm.runtime.server.errors import error_object
 from trtllm_replayssm.runtime.server.metrics import make_registry, prometheus_text, snapshot
-from trtllm_replayssm.runtime.server.probe import Probe
 from trtllm_replayssm.runtime.server.protocol.common import ModelCard, ModelList
 from trtllm_replayssm.runtime.server.protocol.tokens import (
     DetokenizeRequest,
@@ -19,6 +18,7 @@ from trtllm_replayssm.runtime.server.protocol.tokens import (
     TokenizeRequest,
     TokenizeResponse,
 )
+from trtllm_replayssm.runtime.server.readiness import Readiness
 from trtllm_replayssm.runtime.server.sampling import within
 from trtllm_replayssm.runtime.server.service import Service
 from trtllm_replayssm.runtime.server.stream import unless_gone
@@ -32,7 +32,7 @@ class Admin:
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._probe = Probe(service, PROBE_SECONDS)
+        self._readiness = Readiness(service, PROBE_SECONDS)
         self._registry = make_registry(service)
         self._page = resources.files(__package__ or "").joinpath("status.html").read_text(encoding="utf-8")
 
@@ -81,7 +81,7 @@ class Admin:
 
     async def health_generate(self, request: Request) -> Response:
         """200 when the engine generates, be its queue full or not; else 503."""
-        await unless_gone(request.receive, self._probe.run())
+        await unless_gone(request.receive, self._readiness.run())
         return Response(status_code=200)
 
     async def version(self) -> dict[str, str]:

@@ -65,7 +65,7 @@ class Chat:
         ids = await service.prompt(
             text, field="messages", add_special_tokens=body.add_special_tokens, keep=body.truncate_prompt_tokens
         )
-        run = service.start([ids], params, streaming=body.stream)
+        run = service.start([ids], params, streaming=body.stream, priority=body.priority)
         try:
             call = _Call(body, new_id("chatcmpl-"), int(time.time()))
             if body.stream:

@@ -56,7 +56,7 @@ class Completions:
             body, service.limits, max_tokens=body.max_tokens, logprobs=body.logprobs, mask=mask
         )
         prompts = await self._prompts(body)
-        run = service.start(prompts, params, streaming=body.stream)
+        run = service.start(prompts, params, streaming=body.stream, priority=body.priority)
         try:
             call = _Call(body, self._heads(body, run), new_id("cmpl-"), int(time.time()))
             if body.stream:

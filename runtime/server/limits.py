@@ -6,6 +6,8 @@ from dataclasses import dataclass, fields
 
 from trtllm_replayssm.errors import ConfigError
 
+_MAY_BE_ZERO = frozenset({"max_queue_size", "max_logprobs", "max_stops", "max_priority", "drain_seconds"})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
@@ -14,8 +16,10 @@ class Limits:
     max_queue_size: choices that wait for a slot; more are answered 429. max_prompts: prompts of one completion.
     max_n: choices of one prompt. max_tokens: output tokens of one choice, None: the sequence limit.
     max_logprobs: alternatives per token. max_stops, max_stop_length: stop strings (characters) and stop tokens.
+    max_priority: that a request may ask for.
     body_bytes, header_bytes: of one HTTP request. body_lists: lists and objects in one body; see `bounds` for what
-    else follows from it. schema_bytes: of a JSON schema in response_format.
+    else follows from it. schema_bytes: of a JSON schema in response_format; schema_seconds: for
+    it to compile.
     body_seconds: to send a whole body. drain_seconds: for what runs to finish after SIGTERM.
     """
 
@@ -26,10 +30,12 @@ class Limits:
     max_logprobs: int = 20
     max_stops: int = 16
     max_stop_length: int = 256
+    max_priority: float = 1.0
     body_bytes: int = 4 << 20
     body_lists: int = 16 << 10
     header_bytes: int = 16 << 10
     schema_bytes: int = 64 << 10
+    schema_seconds: float = 3.0
     body_seconds: float = 30.0
     drain_seconds: float = 30.0
 
@@ -38,7 +44,9 @@ class Limits:
             value = getattr(self, field.name)
             if value is None and field.name == "max_tokens":
                 continue
-            low = 0 if field.name in ("max_queue_size", "max_logprobs", "max_stops", "drain_seconds") else 1
-            kinds = (int, float) if field.name.endswith("seconds") else int
-            if isinstance(value, bool) or not isinstance(value, kinds) or not low <= value < 1 << 62:
-                raise ConfigError("Limits", field.name, expected=f"a number of at least {low}", got=repr(value))
+            low = 0 if field.name in _MAY_BE_ZERO else 1
+            high = 1 if field.name == "max_priority" else (1 << 62) - 1
+            kinds = (int, float) if field.name.endswith(("seconds", "priority")) else int
+            if isinstance(value, bool) or not isinstance(value, kinds) or not low <= value <= high:
+                expected = f"a number of at least {low}" if high > 1 else "a number in 0..1"
+                raise ConfigError("Limits", field.name, expected=expected, got=repr(value))

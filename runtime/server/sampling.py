@@ -50,6 +50,7 @@ def check_common(body: SamplingFields, limits: Limits) -> None:
         raise UnsupportedError("request", "best_of", expected=f"n = {body.n} or unset", got=body.best_of)
     if body.stream_options is not None and not body.stream:
         raise RequestError("request", "stream_options", expected="stream = true beside it", got="stream = false")
+    within("priority", body.priority, limits.max_priority)
     within("stop_token_ids", len(body.stop_token_ids or ()), limits.max_stops)
 
 
@@ -61,7 +62,7 @@ def refuse_tools(tools: object, tool_choice: object) -> None:
         raise UnsupportedError("request", "tool_choice", expected="'none'", got="another choice")
 
 
-def within(name: str, value: int | None, limit: int | None) -> None:
+def within(name: str, value: float | None, limit: float | None) -> None:
     """Raise RequestError when a number of the request exceeds the server's limit."""
     if value is not None and limit is not None and value > limit:
         raise RequestError("request", name, expected=f"at most {limit}", got=str(value)[:40])

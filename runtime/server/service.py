@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 
 from trtllm_replayssm.errors import RequestError
-from trtllm_replayssm.runtime.llm import LLM, RequestHandle
+from trtllm_replayssm.runtime.llm import DEFAULT_PRIORITY, LLM, RequestHandle
 from trtllm_replayssm.runtime.sampling.mask import LogitsMask
 from trtllm_replayssm.runtime.sampling.params import SamplingParams
 from trtllm_replayssm.runtime.server.errors import GenerationError, NotFoundError
@@ -142,16 +142,27 @@ class Service:
     def _mask(self, wanted: ResponseFormat) -> LogitsMask:
         return self.prepare_grammars().mask(wanted, self.limits.schema_bytes)
 
-    def start(self, prompts: Sequence[Sequence[int]], params: SamplingParams, *, streaming: bool) -> Run:
-        """Start prompts (token ids). Raises RequestError, OverloadedError, GenerationError; nothing runs then."""
+    def start(
+        self,
+        prompts: Sequence[Sequence[int]],
+        params: SamplingParams | Sequence[SamplingParams],
+        *,
+        streaming: bool,
+        priority: float = DEFAULT_PRIORITY,
+    ) -> Run:
+        """Start prompts (token ids), with one setting for all or one each.
+
+        Raises RequestError, OverloadedError, GenerationError; nothing runs then.
+        """
         if self.llm.failure is not None:
             raise GenerationError("the engine stopped", status=500)
-        choices = len(prompts) * params.n
+        each = [params] * len(prompts) if isinstance(params, SamplingParams) else params
+        choices = sum(settings.n for settings in each)
         self.gate.enter(choices, self.meters.recent_wait())
         handles: list[RequestHandle] = []
         try:
-            for ids in prompts:
-                handles.append(self.llm.generate_async(ids, params, streaming=streaming))
+            for ids, settings in zip(prompts, each, strict=True):
+                handles.append(self.llm.generate_async(ids, settings, streaming=streaming, priority=priority))
         except BaseException:
             for handle in handles:
                 handle.abort()

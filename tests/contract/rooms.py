@@ -25,7 +25,7 @@ ROOMS = {
     "checks": "contract", "config": "contract", "graph": "contract", "bindings": "contract", "manifest": "contract",
     "spec": "spec", "spec.philox": "rules", "spec.formats": "rules", "spec.accept": "rules",
     "spec.cursors": "rules", "spec.traffic": "rules",
-    "models": "models", "weights": "weights", "ops": "ops", "cli": "cli",
+    "models": "models", "weights": "weights", "ops": "ops", "bench": "bench", "bench.cases": "bench cases", "cli": "cli",
     "builders": "builders", "__main__": "cli",
     "runtime": "runtime",
     "runtime.pools": "pools",
@@ -53,6 +53,8 @@ MAY_IMPORT = {
     "models": {"contract"},
     "weights": {"contract", "models"},
     "ops": {"contract", "rules"},
+    "bench cases": {"contract", "rules"},
+    "bench": {"contract", "ops", "bench cases"},
     "builders": {"contract", "models", "weights"},
     "runtime": set(),
     "slots": {"contract"},
@@ -71,7 +73,7 @@ MAY_IMPORT = {
     | {"engine parts", "models", "weights", "pools", "session interface", "session", "prefix", "engine"},
     "llm": _HOST | {"engine parts", "session interface", "engine", "replica"},
     "server": {"contract", "package", "sampling", "text", "engine parts", "engine", "llm"},
-    "cli": {"contract", "package", "models", "weights", "builders", "sampling", "text", "rules"}
+    "cli": {"contract", "package", "models", "weights", "builders", "sampling", "text", "rules", "ops", "bench", "bench cases"}
     | {"engine parts", "engine", "llm", "server"},
 }
 
@@ -84,6 +86,8 @@ MAY_USE = {
     "models": set(),
     "weights": {"numpy", "ml_dtypes", "safetensors"},
     "ops": {"torch", "numpy"},
+    "bench cases": set(),
+    "bench": {"torch", "vllm", "flashinfer"},  # the peers only where they are installed
     "builders": {"numpy", "ml_dtypes", "safetensors", "tensorrt", "tensorrt_rtx"},
     "runtime": set(),
     "slots": {"numpy"},
@@ -100,7 +104,7 @@ MAY_USE = {
     "engine": {"numpy"},
     "replica": {"torch"},  # for the free memory of a device; the session it makes brings torch anyway
     "llm": {"rich"},
-    "server": {"fastapi", "uvicorn", "starlette", "pydantic", "prometheus_client", "xgrammar", "yaml", "numpy"},
+    "server": {"fastapi", "uvicorn", "h11", "starlette", "pydantic", "prometheus_client", "xgrammar", "yaml", "numpy"},
     "cli": {"rich"},
 }
 NO_TORCH = frozenset(room for room, used in MAY_USE.items() if "torch" not in used) - {"server", "cli"}

@@ -15,6 +15,8 @@ from pydantic import (
     model_validator,
 )
 
+from trtllm_replayssm.runtime.llm import DEFAULT_PRIORITY
+
 Item = TypeVar("Item")
 MIN_SEED, MAX_SEED = -(1 << 63), (1 << 64) - 1
 MAX_FIELDS = 100
@@ -110,6 +112,9 @@ class SamplingFields(Body):
     response_format: ResponseFormat | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
+    priority: float = Field(
+        default=DEFAULT_PRIORITY, ge=0, le=1, description="the higher one gets a slot first, also a running one's"
+    )
     user: str | None = Field(default=None, description="accepted and not used")
 
 
