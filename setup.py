@@ -68,7 +68,11 @@ setup(
     ],
     packages=sorted(PACKAGES),
     package_dir=PACKAGES,
-    package_data={PACKAGE: ["py.typed", "presets/*.json"], f"{PACKAGE}.runtime.server": ["*.html"]},
+    package_data={
+        PACKAGE: ["py.typed", "presets/*.json"],
+        f"{PACKAGE}.bench": ["*.inc"],
+        f"{PACKAGE}.runtime.server": ["*.html"],
+    },
     python_requires=">=3.10",
     install_requires=[
         "jinja2>=3.1", "ml_dtypes>=0.5", "numpy>=1.26", "rich>=13",

@@ -1,6 +1,6 @@
-// Times the update over the C ABI on full windows, cold L2, after a correctness gate; prints JSON lines.
-//   replayssm_bench [batch sizes, comma separated] [tokens, comma separated] [shape name]
-#include <cstdlib>
+// Times the list's float32 cases over the C ABI on full windows, cold L2, after a correctness gate; prints JSON lines.
+//   replayssm_bench [--list] [--suite NAMES] [--shape NAMES] [--rows NUMBERS] [--tokens NUMBERS]   (comma separated)
+// --list prints the cases with the bytes they must move and needs no GPU.
 #include <cstring>
 #include <map>
 #include <memory>
@@ -11,110 +11,161 @@
 
 namespace {
 
-std::vector<int> numbers(const char* text) {
-  std::vector<int> result;
-  for (const char* at = text; *at != '\0';) {
-    char* end = nullptr;
-    result.push_back(static_cast<int>(std::strtol(at, &end, 10)));
-    at = *end == ',' ? end + 1 : end;
+struct Options {
+  bool list = false;
+  std::string suite, shape, rows, tokens;
+};
+
+bool among(const std::string& names, const std::string& name) {
+  return names.empty() || ("," + names + ",").find("," + name + ",") != std::string::npos;
+}
+
+Options parse(int argc, char** argv) {
+  Options options;
+  std::map<std::string, std::string*> named{{"--suite", &options.suite}, {"--shape", &options.shape},
+                                            {"--rows", &options.rows}, {"--tokens", &options.tokens}};
+  for (int i = 1; i < argc; ++i) {
+    std::string name = argv[i];
+    if (name == "--list") {
+      options.list = true;
+    } else if (named.count(name) != 0 && i + 1 < argc) {
+      *named[name] = argv[++i];
+    } else {
+      throw std::runtime_error("expected --list, --suite, --shape, --rows or --tokens and a value, got " + name);
+    }
   }
-  return result;
+  return options;
 }
 
-// The committed records before each step of a steady window, when `accepted` of T tokens are kept each time.
-std::vector<int> windowCycle(int window, int tokens, int accepted) {
-  auto next = [&](int h) { return (h + tokens > window ? 0 : h) + accepted; };
-  int start = 0;
-  for (int i = 0; i < 4 * window; ++i) start = next(start);
-  std::vector<int> cycle{start};
-  for (int h = next(start); h != start; h = next(h)) cycle.push_back(h);
-  return cycle;
-}
+struct Machine {
+  std::string gpu;
+  double bandwidth;  // bytes per second, copy
+};
 
-void report(const Problem& problem, const char* device, double bandwidth, const char* what, int accepted,
-            const std::map<int, Timing>& times, bool programmatic) {
-  double mean = 0, floor = 0, low = 0, high = 0;
-  std::vector<int> cycle = windowCycle(problem.window, problem.tokens, accepted);
+void report(const Shape& shape, const Case& c, const Machine& machine, int accepted,
+            const std::map<int, Timing>& times, bool programmatic, double conventional) {
+  double mean = 0, bytes = 0, low = 0, high = 0;
+  std::vector<int> cycle = windowCycle(c, accepted);
   std::string steps;
   for (int h : cycle) {
     const Timing& t = times.at(h);
     mean += t.median / cycle.size();
     low += t.low / cycle.size();
     high += t.high / cycle.size();
-    floor += problem.floorBytes(h) / bandwidth * 1e6 / cycle.size();
+    bytes += static_cast<double>(floorBytes(shape, c, h)) / cycle.size();
     char text[48];
     std::snprintf(text, sizeof(text), "%s\"%d\": %.2f", steps.empty() ? "" : ", ", h, t.median);
     steps += text;
   }
+  const double floor = bytes / machine.bandwidth * 1e6;
   std::printf("{\"what\": \"%s\", \"shape\": \"%s\", \"B\": %d, \"T\": %d, \"L\": %d, \"accepted\": %d, "
-              "\"programmatic\": %s, \"us\": %.3f, \"us_quartiles\": [%.3f, %.3f], \"floor_us\": %.2f, "
-              "\"percent_of_floor\": %.1f, \"by_h\": {%s}, \"copy_TBs\": %.3f, \"gpu\": \"%s\"}\n",
-              what, problem.shape.name, problem.rows, problem.tokens, problem.window, accepted,
-              programmatic ? "true" : "false", mean, low, high, floor, 100 * floor / mean, steps.c_str(),
-              bandwidth * 1e-12, device);
+              "\"programmatic\": %s, \"us\": %.3f, \"us_quartiles\": [%.3f, %.3f], \"GBs\": %.1f, \"floor_us\": %.2f, "
+              "\"percent_of_floor\": %.1f, ",
+              operationName(c.operation), shape.name, c.rows, c.tokens, c.window, accepted,
+              programmatic ? "true" : "false", mean, low, high, bytes / mean * 1e-3, floor, 100 * floor / mean);
+  if (conventional > 0) std::printf("\"over_conventional\": %.3f, ", mean / conventional);
+  std::printf("\"by_h\": {%s}, \"copy_TBs\": %.3f, \"gpu\": \"%s\"}\n", steps.c_str(), machine.bandwidth * 1e-12,
+              machine.gpu.c_str());
   std::fflush(stdout);
 }
 
-// Read, update, write every step: the same kernels with a window of one record, which folds on each step.
-void benchConventional(const Shape& shape, int rows, cudaStream_t stream, const char* device, double bandwidth) {
-  Problem problem(shape, rows, /*tokens=*/1, /*window=*/1);
+// Times one case; `standard` collects the conventional standard steps by batch.
+void run(const Shape& shape, const Case& c, const Machine& machine, std::map<int, double>& standard,
+         cudaStream_t stream) {
+  Problem problem(shape, c, c.rows);
   for (bool programmatic : {false, true}) {
-    if (programmatic && rows > 8) continue;
-    auto enqueue = [&problem, programmatic, stream] {
-      for (int i = 0; i < problem.launches(); ++i) problem.update(i % problem.rotations, 1, programmatic, stream);
-    };
-    std::map<int, Timing> times{{1, timeCases(stream, problem.launches(), {enqueue})[0]}};
-    report(problem, device, bandwidth, "conventional", 1, times, programmatic);
-  }
-}
-
-void benchUpdate(const Shape& shape, int rows, int tokens, cudaStream_t stream, const char* device, double bandwidth) {
-  Problem problem(shape, rows, tokens, /*window=*/16);
-  for (bool programmatic : {false, true}) {
-    if (programmatic && rows > 8) continue;
+    if (programmatic && c.rows > 8) continue;
     std::map<int, Timing> times;
-    for (int accepted : {tokens, 1}) {
-      for (int h : windowCycle(problem.window, tokens, accepted)) times[h] = {};
+    for (int accepted : {c.tokens, 1}) {
+      for (int h : windowCycle(c, accepted)) times[h] = {};
     }
     std::vector<std::function<void()>> cases;
     for (const auto& entry : times) {
       cases.push_back([&problem, h = entry.first, programmatic, stream] {
-        for (int i = 0; i < problem.launches(); ++i) {
-          problem.update(i % problem.rotations, h, programmatic, stream);
-        }
+        for (int i = 0; i < problem.launches(); ++i) problem.run(i % problem.rotations, h, programmatic, stream);
       });
     }
     std::vector<Timing> measured = timeCases(stream, problem.launches(), cases);
     size_t index = 0;
     for (auto& entry : times) entry.second = measured[index++];
-    report(problem, device, bandwidth, "update", tokens, times, programmatic);
-    if (tokens > 1) report(problem, device, bandwidth, "update", 1, times, programmatic);
+    if (c.operation == Operation::kConventional && c.tokens == 1) {
+      double& best = standard[c.rows];
+      best = best == 0 ? times.at(0).median : std::min(best, times.at(0).median);
+    }
+    report(shape, c, machine, c.tokens, times, programmatic, standard[c.rows]);
+    if (c.tokens > 1 && c.operation == Operation::kUpdate) {
+      report(shape, c, machine, 1, times, programmatic, standard[c.rows]);
+    }
   }
+}
+
+// Gate once per kernel, then all batches; conventional cases first, as others are compared with them.
+bool runShape(const Shape& shape, const std::vector<Case>& cases, const Machine& machine, cudaStream_t stream) {
+  std::map<std::string, bool> gates;
+  std::map<int, double> standard;
+  bool green = true;
+  for (Operation operation : {Operation::kConventional, Operation::kUpdate}) {
+    for (const Case& c : cases) {
+      if (c.operation != operation) continue;
+      Case kind = c;
+      kind.rows = 0;
+      std::string name = caseName(shape, kind);
+      if (gates.count(name) == 0) green &= gates[name] = gate(shape, c, stream);
+      if (gates[name]) run(shape, c, machine, standard, stream);
+    }
+  }
+  return green;
+}
+
+void list(const Shape& shape, const Case& c) {
+  std::map<int, int64_t> floors;
+  for (int accepted : {1, c.tokens}) {
+    for (int h : windowCycle(c, accepted)) floors[h] = floorBytes(shape, c, h);
+  }
+  std::string text;
+  for (const auto& entry : floors) {
+    text += (text.empty() ? "\"" : ", \"") + std::to_string(entry.first) + "\": " + std::to_string(entry.second);
+  }
+  std::printf("{\"case\": \"%s\", \"floor_bytes\": {%s}}\n", caseName(shape, c).c_str(), text.c_str());
+}
+
+int runAll(const Options& options) {
+  cudaStream_t stream = nullptr;
+  Machine machine;
+  bool green = true;
+  for (const Shape& shape : case_list::kShapes) {
+    if (!among(options.shape, shape.name)) continue;
+    std::vector<Case> cases;
+    for (const Case& c : case_list::kCases) {
+      if (!among(options.suite, c.suite) || !among(options.rows, std::to_string(c.rows)) ||
+          !among(options.tokens, std::to_string(c.tokens))) {
+        continue;
+      }
+      if (options.list) {
+        list(shape, c);
+      } else if (c.recurrence == Format::kFloat32 && c.read == Format::kNone) {
+        cases.push_back(c);
+      }
+    }
+    if (cases.empty()) continue;
+    if (stream == nullptr) {
+      cudaDeviceProp properties;
+      cudaOk(cudaGetDeviceProperties(&properties, 0), "device");
+      cudaOk(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream");
+      machine = {properties.name, copyBandwidth(stream)};
+    }
+    green &= runShape(shape, cases, machine, stream);
+  }
+  return green ? 0 : 1;
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
   try {
-    std::vector<int> batches = numbers(argc > 1 ? argv[1] : "1,8,32,128,256,512");
-    std::vector<int> tokens = numbers(argc > 2 ? argv[2] : "1,2,4,6,8");
-    const char* only = argc > 3 ? argv[3] : "";
-    cudaDeviceProp properties;
-    cudaOk(cudaGetDeviceProperties(&properties, 0), "device");
-    cudaStream_t stream;
-    cudaOk(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream");
-    double bandwidth = copyBandwidth(stream);
-    for (const Shape& shape : kShapes) {
-      if (*only != '\0' && std::strcmp(only, shape.name) != 0) continue;
-      for (int rows : batches) benchConventional(shape, rows, stream, properties.name, bandwidth);
-      for (int t : tokens) {
-        gate(shape, t, stream);
-        for (int rows : batches) benchUpdate(shape, rows, t, stream, properties.name, bandwidth);
-      }
-    }
+    return runAll(parse(argc, argv));
   } catch (const std::exception& error) {
     std::fprintf(stderr, "replayssm_bench: %s\n", error.what());
     return 1;
   }
-  return 0;
 }

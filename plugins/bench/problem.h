@@ -5,35 +5,30 @@
 #include <string>
 #include <vector>
 
+#include "bench/cases.h"
 #include "bench/fill.h"
 #include "bench/support.h"
-#include "replayssm/update.h"
-
-struct Shape {
-  const char* name;
-  int kind;  // RSSM_MAMBA2 or RSSM_GDN
-  int heads, groups, headDim, stateDim;
-};
-
-inline constexpr Shape kShapes[] = {{"nano4b", RSSM_MAMBA2, 96, 8, 80, 128},
-                                     {"super120b", RSSM_MAMBA2, 128, 8, 64, 128},
-                                     {"qwen4b", RSSM_GDN, 32, 16, 128, 128},
-                                     {"qwen122b", RSSM_GDN, 64, 16, 128, 128}};
+#include "replayssm/conventional.h"
 
 struct Problem {
   static constexpr int64_t kColdBytes = int64_t{400} << 20;  // rotated state: several times the L2
 
   Shape shape;
-  int rows, tokens, window, ringRows, rotations, repeats;
+  bool conventional;
+  int rows, tokens, window, ringRows, entries, rotations, repeats;
   int64_t slots;
   std::vector<std::unique_ptr<Buffer>> buffers;
   rssm_update_args args{};
+  rssm_tensor states{};  // [S, E, H, P * N], conventional
   std::vector<void*> pendingByH;  // [S] int32 each, all equal to h
   std::vector<void*> slotByRotation;
   static constexpr size_t kWorkspaceBytes = 256;
   void* workspace = nullptr;
 
-  Problem(const Shape& s, int b, int t, int l) : shape(s), rows(b), tokens(t), window(l), ringRows(l + t) {
+  // A float32 case of the list, with its rows or others. A conventional one has E = T + 1 states a slot (T = 1: one).
+  Problem(const Shape& s, const Case& c, int b)
+      : shape(s), conventional(c.operation == Operation::kConventional), rows(b), tokens(c.tokens), window(c.window),
+        ringRows(c.window + c.tokens), entries(conventional && tokens > 1 ? tokens + 1 : 1) {
     int64_t rowBytes = stateElems() * 4;
     rotations = static_cast<int>(std::max<int64_t>(1, (kColdBytes + rows * rowBytes - 1) / (rows * rowBytes)));
     repeats = rotations >= 4 ? 1 : (4 + rotations - 1) / rotations;
@@ -46,15 +41,8 @@ struct Problem {
 
   int64_t stateElems() const { return static_cast<int64_t>(shape.heads) * shape.headDim * shape.stateDim; }
 
-  // State once (twice on a flush), h + T records, the step's queries and outputs.
-  double floorBytes(int h) const {
-    double state = 4.0 * static_cast<double>(stateElems());
-    double record = 2.0 * shape.heads * shape.headDim + 2.0 * shape.groups * shape.stateDim + 4.0 * shape.heads;
-    if (shape.kind == RSSM_GDN) record += 4.0 * shape.groups;
-    return rows * (state * (h + tokens > window ? 2 : 1) + record * (h + tokens));
-  }
-
-  void update(int rotation, int h, bool programmatic, cudaStream_t stream) {
+  void run(int rotation, int h, bool programmatic, cudaStream_t stream) {
+    if (conventional) return step(rotation, programmatic, stream);
     rssm_update_args call = args;
     call.flags = programmatic ? RSSM_UPDATE_PROGRAMMATIC_LAUNCH : 0;
     call.h.data = pendingByH[static_cast<size_t>(h)];
@@ -66,6 +54,29 @@ struct Problem {
   }
 
  private:
+  void step(int rotation, bool programmatic, cudaStream_t stream) {
+    rssm_conventional_args call{};
+    call.struct_size = sizeof(call);
+    call.abi_version = RSSM_ABI_VERSION;
+    call.kind = shape.kind;
+    call.flags = programmatic ? RSSM_CONVENTIONAL_PROGRAMMATIC_LAUNCH : 0;
+    call.slot = args.slot;
+    call.slot.data = slotByRotation[static_cast<size_t>(rotation)];
+    call.num_tokens = args.num_tokens;
+    call.value = args.value;
+    call.k = args.k;
+    call.q = args.q;
+    call.dt = args.dt;
+    call.a = args.a;
+    call.skip = args.skip;
+    call.log_decay = args.log_decay;
+    call.beta = args.beta;
+    call.out = args.out;
+    call.state = states;
+    rssm_error error{};
+    if (rssm_conventional_update(&call, stream, &error) != RSSM_OK) throw std::runtime_error(error.message);
+  }
+
   void* allocate(int64_t bytes) {
     buffers.push_back(std::make_unique<Buffer>(bytes));
     return buffers.back()->data();
@@ -108,18 +119,44 @@ struct Problem {
       args.dt = real({b, t, h}, 0.001f, 0.1f, 4);
       args.a = real({h}, -16.0f, -1.0f, 5);
       args.skip = real({h}, -1.0f, 1.0f, 6);
-      args.ring_value = act({slots, h, ringRows, p}, 1.0f, 9);
-      args.ring_dt = real({slots, h, ringRows}, 0.001f, 0.1f, 11);
     } else {
       args.log_decay = real({b, t, h}, -0.2f, -0.001f, 4);
       args.beta = real({b, t, h}, 0.1f, 1.0f, 5);
+    }
+    args.out = act({b, t, h, p}, 1.0f, 7);
+    args.num_tokens = contiguousView(integers(std::vector<int32_t>(static_cast<size_t>(b), tokens)), RSSM_INT32, {b});
+    for (int r = 0; r < rotations; ++r) slotByRotation.push_back(integers(slotsOf(r)));
+    args.slot = contiguousView(slotByRotation[0], RSSM_INT32, {b});
+    if (conventional) {
+      states = real({slots, entries, h, p * n}, -1.0f, 1.0f, 8);
+    } else {
+      allocatePool();
+    }
+    cudaOk(cudaDeviceSynchronize(), "fill");
+  }
+
+  // The slots of a rotation, in an order that is not the pool's where 37 allows it.
+  std::vector<int32_t> slotsOf(int rotation) const {
+    std::vector<int32_t> slot(static_cast<size_t>(rows));
+    for (int i = 0; i < rows; ++i) {
+      slot[static_cast<size_t>(i)] = rotation * rows + (rows % 37 != 0 ? (i * 37 + 11) % rows : i);
+    }
+    return slot;
+  }
+
+  // Checkpoints, rings and cursors of all slots.
+  void allocatePool() {
+    const int64_t h = shape.heads, g = shape.groups, p = shape.headDim, n = shape.stateDim;
+    if (gdn()) {
       void* corrections = allocate(slots * h * ringRows * p * 2);
       cudaOk(fillFloat16(corrections, slots * h * ringRows * p, -1.0f, 1.0f, 9), "fill");
       args.ring_value = contiguousView(corrections, RSSM_FLOAT16, {slots, h, ringRows, p});
       args.ring_dt = real({slots, h, ringRows}, -0.2f, -0.001f, 11);
       args.ring_key_factor = real({slots, g, ringRows}, 0.1f, 0.2f, 12);
+    } else {
+      args.ring_value = act({slots, h, ringRows, p}, 1.0f, 9);
+      args.ring_dt = real({slots, h, ringRows}, 0.001f, 0.1f, 11);
     }
-    args.out = act({b, t, h, p}, 1.0f, 7);
     args.checkpoint = real({slots, h, p, n}, -1.0f, 1.0f, 8);
     args.ring_k = act({slots, g, ringRows, n}, 1.0f, 10);
     std::vector<int32_t> origin(static_cast<size_t>(slots));
@@ -129,15 +166,5 @@ struct Problem {
       pendingByH.push_back(integers(std::vector<int32_t>(static_cast<size_t>(slots), pending)));
     }
     args.h = contiguousView(pendingByH[0], RSSM_INT32, {slots});
-    args.num_tokens = contiguousView(integers(std::vector<int32_t>(static_cast<size_t>(b), tokens)), RSSM_INT32, {b});
-    for (int r = 0; r < rotations; ++r) {
-      std::vector<int32_t> slot(static_cast<size_t>(b));
-      for (int i = 0; i < rows; ++i) slot[static_cast<size_t>(i)] = r * rows + (i * 37 + 11) % rows;
-      bool permutation = rows % 37 != 0;
-      if (!permutation) for (int i = 0; i < rows; ++i) slot[static_cast<size_t>(i)] = r * rows + i;
-      slotByRotation.push_back(integers(slot));
-    }
-    args.slot = contiguousView(slotByRotation[0], RSSM_INT32, {b});
-    cudaOk(cudaDeviceSynchronize(), "fill");
   }
 };

@@ -25,7 +25,8 @@ ROOMS = {
     "checks": "contract", "config": "contract", "graph": "contract", "bindings": "contract", "manifest": "contract",
     "spec": "spec", "spec.philox": "rules", "spec.formats": "rules", "spec.accept": "rules",
     "spec.cursors": "rules", "spec.traffic": "rules",
-    "models": "models", "weights": "weights", "ops": "ops", "bench": "bench", "bench.cases": "bench cases", "cli": "cli",
+    "models": "models", "weights": "weights", "ops": "ops", "cli": "cli",
+    "bench": "bench", "bench.cases": "bench cases",
     "builders": "builders", "__main__": "cli",
     "runtime": "runtime",
     "runtime.pools": "pools",
@@ -73,7 +74,8 @@ MAY_IMPORT = {
     | {"engine parts", "models", "weights", "pools", "session interface", "session", "prefix", "engine"},
     "llm": _HOST | {"engine parts", "session interface", "engine", "replica"},
     "server": {"contract", "package", "sampling", "text", "engine parts", "engine", "llm"},
-    "cli": {"contract", "package", "models", "weights", "builders", "sampling", "text", "rules", "ops", "bench", "bench cases"}
+    "cli": {"contract", "package", "models", "weights", "builders", "sampling", "text", "rules"}
+    | {"ops", "bench", "bench cases"}
     | {"engine parts", "engine", "llm", "server"},
 }
 

@@ -10,6 +10,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+import trtllm_replayssm.cli.bench as bench_command
 import trtllm_replayssm.cli.chat as chat_command
 import trtllm_replayssm.cli.generate as generate_command
 import trtllm_replayssm.cli.inspect as inspect_command
@@ -31,7 +32,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for module in (serve_command, chat_command, generate_command, quantize_command, inspect_command):
+    for module in (serve_command, chat_command, generate_command, quantize_command, inspect_command, bench_command):
         module.add_command(commands)
     return parser
 

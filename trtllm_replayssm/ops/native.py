@@ -68,7 +68,7 @@ class NativeOps:
     ) -> Tensor:
         out: Tensor = torch.ops.replayssm.update(
             **_integers(state), flags=0, slot=rows.slot.int(), num_tokens=rows.num_tokens.int(),
-            **_registers(cursors), **tokens, **_state_tensors(state), workspace=self._workspace,
+            **registers(cursors), **tokens, **state_tensors(state), workspace=self._workspace,
         )  # fmt: skip
         return out
 
@@ -86,7 +86,7 @@ class NativeOps:
             _abi.UpdateArgs,
             {
                 "slot": padding, "num_tokens": padding, "value": values, "k": keys, "q": keys, "out": values, **inputs,
-                **_registers(cursors), **_state_tensors(state),
+                **registers(cursors), **state_tensors(state),
             },
             **_integers(state),
         )  # fmt: skip
@@ -102,11 +102,13 @@ def _integers(state: ReplayLayerState) -> dict[str, int]:
     return {"kind": kind, "window": state.config.window, "layer": state.layer, "head_offset": 0}
 
 
-def _registers(cursors: CursorTensors) -> dict[str, Tensor | None]:
+def registers(cursors: CursorTensors) -> dict[str, Tensor | None]:
+    """The per-slot registers by the names of the ABI."""
     return {"origin": cursors.origin, "h": cursors.h, "position": cursors.position, "seed": cursors.seed}
 
 
-def _state_tensors(state: ReplayLayerState) -> dict[str, Tensor | None]:
+def state_tensors(state: ReplayLayerState) -> dict[str, Tensor | None]:
+    """Checkpoint copies and ring by the names of the ABI; None: absent."""
     checkpoint, read = state.checkpoint, state.read_copy
     return {
         "checkpoint": checkpoint.data,

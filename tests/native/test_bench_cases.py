@@ -1,0 +1,118 @@
+"""The benchmark's one list of cases: the C++ program and the package read the same cases and count the same bytes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.contract.rooms import ROOT
+from tests.native import harness
+from trtllm_replayssm.bench import gate, run
+from trtllm_replayssm.bench.cases import KernelCase, Operation, kernel_cases, suites
+from trtllm_replayssm.bench.gate import GateResult
+from trtllm_replayssm.cli import main
+from trtllm_replayssm.errors import UnsupportedError
+from trtllm_replayssm.ops import _abi
+
+PROGRAM = r"""
+#include <cstdio>
+#include "bench/cases.h"
+int main() {
+  for (const Shape& s : case_list::kShapes)
+    for (const Case& c : case_list::kCases) {
+      std::printf("{\"case\": \"%s\"", caseName(s, c).c_str());
+      for (int accepted : {1, c.tokens})
+        for (int h : windowCycle(c, accepted))
+          std::printf(", \"%d\": %lld", h, static_cast<long long>(floorBytes(s, c, h)));
+      std::printf("}\n");
+    }
+}
+"""
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
+def test_both_benchmarks_have_the_same_cases_windows_and_bytes(tmp_path: Path) -> None:
+    source, binary = tmp_path / "list.cpp", tmp_path / "list"
+    source.write_text(PROGRAM)
+    folders = [f"-I{ROOT / 'plugins'}", f"-I{ROOT / 'plugins' / 'include'}", f"-I{ROOT / 'trtllm_replayssm' / 'bench'}"]
+    subprocess.run(["g++", "-std=c++17", "-Wall", "-Werror", *folders, str(source), "-o", str(binary)], check=True)
+    printed = subprocess.run([str(binary)], check=True, capture_output=True, text=True).stdout.splitlines()
+    theirs = [json.loads(line) for line in printed]
+    ours: list[dict[str, Any]] = []
+    for case in kernel_cases():
+        depths = {*case.cycle(1), *case.cycle(case.tokens)}
+        ours.append({"case": case.name, **{str(h): case.floor_bytes(h) for h in depths}})
+    assert theirs == ours
+
+
+def test_every_case_is_a_valid_pool_and_named_once() -> None:
+    names = [case.name for case in kernel_cases()]
+    assert len(set(names)) == len(names) > 100 and {"plain", "verify", "precision", "window"} == set(suites())
+    assert all(case.config.window >= case.tokens for case in kernel_cases())
+
+
+def test_a_plain_window_flushes_once_and_a_verification_as_its_tokens_are_kept() -> None:
+    plain = next(c for c in kernel_cases() if c.operation is Operation.UPDATE and c.tokens == 1 and c.window == 16)
+    assert sorted(plain.cycle(1)) == list(range(1, 17))
+    verify = replace(plain, tokens=8)
+    assert verify.cycle(8) == [8, 16] or verify.cycle(8) == [16, 8]
+    assert sorted(verify.cycle(1)) == list(range(1, 10))
+
+
+def refused_and_timed(monkeypatch: pytest.MonkeyPatch, answer: GateResult | Exception) -> list[Any]:
+    def fake_gate(case: KernelCase, library: Any) -> GateResult:
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def timed(*_: Any) -> Any:
+        raise AssertionError("timed without a green gate")
+
+    monkeypatch.setattr(run, "run_gate", fake_gate)
+    monkeypatch.setattr(run, "_time", timed)
+    cases = [c for c in kernel_cases() if c.shape_name == "nano4b" and c.suite == "plain"]
+    return list(run.run_cases(cases, None, 4e12, rounds=1))  # type: ignore[arg-type]
+
+
+def test_a_red_gate_prints_no_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = refused_and_timed(monkeypatch, GateResult(output_error=1.0, state_error=0.0, green=False))
+    gates = [row for row in rows if isinstance(row, tuple)]
+    refusals = [row for row in rows if isinstance(row, run.Refusal)]
+    assert len(gates) == 2 and len(refusals) == 12 == len(rows) - 2, "one gate a kernel, one refusal a batch size"
+    assert all(row.reason == "the gate is red" for row in refusals)
+
+
+def test_a_kernel_that_is_not_built_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    error = UnsupportedError("rssm_update", "value", expected="success", got="no kernel for d_v 7")
+    rows = refused_and_timed(monkeypatch, error)
+    assert all(isinstance(row, run.Refusal) and "no kernel for d_v 7" in row.reason for row in rows)
+
+
+def test_the_command_lists_cases_and_names_wrong_options(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "kernel", "--list", "--shape", "qwen4b", "--rows", "256", "--tokens", "8"]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["case"].split("-B")[0] for line in lines] == ["qwen4b-conventional", "qwen4b-update"]
+    assert main(["bench", "kernel", "--list", "--shape", "qwen5b"]) == 1
+    assert "nano4b" in capsys.readouterr().err
+    assert main(["bench", "kernel", "--list", "--rows", "8", "--tokens", "8"]) == 1
+    assert "at least one case" in capsys.readouterr().err
+
+
+KERNELS = list({replace(case, rows=0, suite=""): case for case in kernel_cases()}.values())
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(harness.unavailable() is not None, reason=str(harness.unavailable()))
+@pytest.mark.parametrize("case", KERNELS, ids=lambda case: case.name)
+def test_every_built_kernel_of_the_list_passes_its_gate(case: KernelCase) -> None:
+    try:
+        found = gate.run_gate(case, _abi.Library(harness.LIBRARY))
+    except UnsupportedError as error:
+        pytest.skip(str(error).splitlines()[0])
+    assert found.green, found

@@ -1,0 +1,155 @@
+"""One benchmark problem on the device: a pool of one layer, several times the L2, and the native calls over it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trtllm_replayssm.bench.cases import KernelCase, Operation
+from trtllm_replayssm.ops import _abi, torch_ops
+from trtllm_replayssm.ops.layer_state import CursorTensors, ReplayLayerState
+from trtllm_replayssm.ops.native import registers, state_tensors
+from trtllm_replayssm.ops.state_store import StateStore
+from trtllm_replayssm.ops.views import current_stream
+from trtllm_replayssm.shapes import SsmKind
+
+COLD_BYTES = 400 << 20  # state that launches of a graph pass over before they return to the first slot
+_LEAST_LAUNCHES = 4
+_KINDS = {SsmKind.MAMBA2: _abi.Kind.MAMBA2, SsmKind.GDN: _abi.Kind.GDN}
+
+
+@dataclass
+class Problem:
+    """Inputs [B, T, ...] bfloat16 and a pool of B * rotations slots with random content; `inputs` as in update.h.
+
+    A conventional case has `states` [S, E, H, P * N] float32 and no layer state.
+    """
+
+    case: KernelCase
+    library: _abi.Library
+    device: torch.device = field(default_factory=lambda: torch.device("cuda"))
+    cold: bool = True
+    inputs: dict[str, Tensor] = field(init=False)
+    state: ReplayLayerState | None = field(init=False, default=None)
+    cursors: CursorTensors = field(init=False)
+    states: Tensor | None = field(init=False, default=None)
+    slots: list[Tensor] = field(init=False)
+
+    def __post_init__(self) -> None:
+        case, generator = self.case, torch.Generator(self.device).manual_seed(7)
+        row_bytes = case.floor_bytes(0) // case.rows
+        rotations = max(1, -(-COLD_BYTES // (case.rows * row_bytes))) if self.cold else 1
+        total = case.rows * rotations
+        self._generator = generator
+        self.inputs = self._inputs()
+        self.cursors = CursorTensors.allocate(total, self.device)
+        if case.operation is Operation.CONVENTIONAL:
+            entries = case.tokens + 1 if case.tokens > 1 else 1
+            shape = case.shape
+            self.states = self._uniform(total, entries, shape.heads, shape.head_dim * shape.state_dim, low=-1.0)
+        else:
+            self.state = ReplayLayerState.allocate(case.shape, case.config, 0, total, torch.bfloat16, self.device)
+            self._fill_state(self.state)
+            rows = case.config.ring_rows
+            self.cursors.origin.copy_(torch.arange(total, device=self.device) * 7 % rows)
+        order = torch.randperm(case.rows, generator=generator, device=self.device).int()
+        self.slots = [order + rotation * case.rows for rotation in range(rotations)]
+        self.num_tokens = torch.full((case.rows,), case.tokens, dtype=torch.int32, device=self.device)
+        self.out = torch.full_like(self.inputs["value"], float("nan"))
+        self._pending = {h: torch.full((total,), h, dtype=torch.int32, device=self.device) for h in self._depths()}
+        self._workspace = torch.zeros(0, dtype=torch.uint8, device=self.device)
+        if self.state is not None:
+            size = self.library.update_workspace(self._update_args(0, 0, 0))
+            self._workspace = torch.zeros(size, dtype=torch.uint8, device=self.device)
+
+    @property
+    def launches(self) -> int:
+        """Launches of one graph: every slot at least once."""
+        return len(self.slots) * (-(-_LEAST_LAUNCHES // len(self.slots)))
+
+    def enqueue(self, h: int, *, programmatic: bool) -> None:
+        """All launches of one graph, with h committed records in every slot."""
+        for launch in range(self.launches):
+            self.run(launch % len(self.slots), h, programmatic=programmatic)
+
+    def run(self, rotation: int, h: int, *, programmatic: bool = False) -> None:
+        """One launch over the slots of a rotation."""
+        stream = current_stream(self.out)
+        if self.state is None:
+            args = torch_ops.fill(
+                _abi.ConventionalArgs, {**self._shared(rotation), "state": self.states},
+                kind=int(_KINDS[self.case.shape.kind]), flags=int(programmatic),
+            )  # fmt: skip
+            self.library.conventional_update(args, stream)
+            return
+        args = self._update_args(rotation, h, int(programmatic))
+        self.library.update(args, self._workspace.data_ptr(), self._workspace.numel(), stream)
+
+    def set_pending(self, h: int) -> None:
+        """Make h the committed records of every slot, as a reader of the cursors sees them."""
+        self.cursors.h.fill_(h)
+
+    def _shared(self, rotation: int) -> dict[str, Tensor | None]:
+        return {**self.inputs, "slot": self.slots[rotation], "num_tokens": self.num_tokens, "out": self.out}
+
+    def _update_args(self, rotation: int, h: int, flags: int) -> Any:
+        assert self.state is not None
+        tensors = {**self._shared(rotation), **registers(self.cursors), **state_tensors(self.state)}
+        tensors["h"] = self._pending[h]
+        kind = int(_KINDS[self.case.shape.kind])
+        return torch_ops.fill(_abi.UpdateArgs, tensors, kind=kind, window=self.case.window, flags=flags)
+
+    def _depths(self) -> range:
+        return range(self.case.window + 1)
+
+    def _uniform(self, *size: int, low: float, high: float = 1.0) -> Tensor:
+        values = torch.empty(size, device=self.device)
+        return values.uniform_(low, high, generator=self._generator)
+
+    def _inputs(self) -> dict[str, Tensor]:
+        shape, lead = self.case.shape, (self.case.rows, self.case.tokens)
+        inputs = {
+            "value": self._uniform(*lead, shape.heads, shape.head_dim, low=-1.0).bfloat16(),
+            "k": self._uniform(*lead, shape.groups, shape.state_dim, low=-1.0).bfloat16(),
+            "q": self._uniform(*lead, shape.groups, shape.state_dim, low=-1.0).bfloat16(),
+        }
+        if shape.kind is SsmKind.GDN:
+            inputs["log_decay"] = self._uniform(*lead, shape.heads, low=-0.2, high=-0.001)
+            inputs["beta"] = self._uniform(*lead, shape.heads, low=0.1)
+            return inputs
+        inputs["dt"] = self._uniform(*lead, shape.heads, low=0.001, high=0.1)
+        inputs["a"] = self._uniform(shape.heads, low=-16.0, high=-1.0)
+        inputs["skip"] = self._uniform(shape.heads, low=-1.0)
+        return inputs
+
+    def _fill_state(self, state: ReplayLayerState) -> None:
+        gdn = state.shape.kind is SsmKind.GDN
+        for store in (state.checkpoint, state.read_copy):
+            if store is not None:
+                self._fill_store(store)
+        for ring in (state.ring_value, state.ring_key, state.ring_v):
+            if ring is not None:
+                ring.copy_(self._uniform(*ring.shape, low=-1.0))
+        low, high = (-0.2, -0.001) if gdn else (0.001, 0.1)
+        state.ring_decay.copy_(self._uniform(*state.ring_decay.shape, low=low, high=high))
+        if state.ring_key_factor is not None:
+            square = state.ring_key.float().square().sum(-1)
+            state.ring_key_factor.copy_((square + 1e-6).rsqrt())
+        if state.ring_beta is not None:
+            state.ring_beta.copy_(self._uniform(*state.ring_beta.shape, low=0.1))
+
+    def _fill_store(self, store: StateStore) -> None:
+        """Random states whose numbers are about 1, in any format."""
+        if store.head_scale is not None:
+            store.data.random_(0, 256, generator=self._generator)
+            store.head_scale.copy_(self._uniform(*store.head_scale.shape, low=0.1, high=0.4))
+        elif store.block_scale is not None:
+            store.data.copy_(self._uniform(*store.data.shape, low=-448.0, high=448.0))
+        else:
+            store.data.copy_(self._uniform(*store.data.shape, low=-1.0))
+        if store.block_scale is not None:
+            high = 1.0 if store.head_scale is not None else 1.0 / 300.0
+            store.block_scale.copy_(self._uniform(*store.block_scale.shape, low=high / 4, high=high))

@@ -1,0 +1,130 @@
+"""`trtllm-replayssm bench kernel`: times the native kernels against the byte floor and the conventional step."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any
+
+from trtllm_replayssm.bench.cases import KernelCase, Operation, kernel_cases, kernel_shapes, suites
+from trtllm_replayssm.errors import ConfigError
+
+
+def add_command(commands: Any) -> None:
+    """Register the command."""
+    parser = commands.add_parser("bench", help="measure the native kernels", description="Measurements on a GPU.")
+    kinds = parser.add_subparsers(title="what", metavar="WHAT", required=True)
+    kernel = kinds.add_parser(
+        "kernel", help="one layer's update, by shape, batch, tokens and formats",
+        description="Times the kernels of the native library with a cold L2 over full windows, flushes included, after "
+        "a correctness gate against float64 in the same process. A case whose gate is red, or for which no kernel is "
+        "built, prints no speed.",
+    )  # fmt: skip
+    kernel.add_argument("--suite", help=f"comma separated; of {', '.join(suites())} (default: all)")
+    kernel.add_argument("--shape", help=f"comma separated; of {', '.join(kernel_shapes())} (default: all)")
+    kernel.add_argument("--rows", help="batch sizes, comma separated (default: all of the list)")
+    kernel.add_argument("--tokens", help="tokens of a step, comma separated (default: all of the list)")
+    kernel.add_argument("--rounds", type=int, default=20, help="timed replays of each graph (default 20)")
+    kernel.add_argument("--json", type=Path, metavar="FILE", help="also write one JSON object a line")
+    kernel.add_argument(
+        "--peers", action="store_true", help="also time the kernels of installed peers (vllm, flashinfer)"
+    )
+    kernel.add_argument("--list", action="store_true", help="print the cases and their byte floors; needs no GPU")
+    kernel.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """List or measure; 1 when a gate was red."""
+    cases = select(arguments)
+    if arguments.list:
+        for case in cases:
+            floors = {h: case.floor_bytes(h) for h in sorted({*case.cycle(1), *case.cycle(case.tokens)})}
+            print(json.dumps({"case": case.name, "floor_bytes": floors}))
+        return 0
+    import torch
+
+    if not torch.cuda.is_available():
+        raise ConfigError("bench kernel", "device", expected="a CUDA device", got="none", hint="Use --list without one")
+    if arguments.json is None:
+        return _measure(cases, arguments, None)
+    with arguments.json.open("w", encoding="utf-8") as lines:
+        return _measure(cases, arguments, lines)
+
+
+def select(arguments: argparse.Namespace) -> list[KernelCase]:
+    """The cases that the options name, a shape's conventional ones first. Raises ConfigError when there is none."""
+    wanted: list[tuple[str, Callable[[KernelCase], str], str | None]] = [
+        ("suite", lambda c: c.suite, arguments.suite), ("shape", lambda c: c.shape_name, arguments.shape),
+        ("rows", lambda c: str(c.rows), arguments.rows), ("tokens", lambda c: str(c.tokens), arguments.tokens),
+    ]  # fmt: skip
+    cases = list(kernel_cases())
+    for option, value_of, given in wanted:
+        if given is None:
+            continue
+        known = list(dict.fromkeys(value_of(case) for case in kernel_cases()))
+        names = given.split(",")
+        for name in names:
+            if name not in known:
+                raise ConfigError("bench kernel", f"--{option}", expected=f"of {', '.join(known)}", got=repr(name))
+        cases = [case for case in cases if value_of(case) in names]
+    if not cases:
+        raise ConfigError("bench kernel", "options", expected="at least one case", got="none that fits all of them")
+    order = list(kernel_shapes())
+    return sorted(cases, key=lambda c: (order.index(c.shape_name), c.operation is not Operation.CONVENTIONAL))
+
+
+def _measure(cases: list[KernelCase], arguments: argparse.Namespace, lines: IO[str] | None) -> int:
+    from trtllm_replayssm.bench.machine import describe
+    from trtllm_replayssm.bench.peers import run_peers
+    from trtllm_replayssm.bench.run import Refusal, Result, run_cases
+    from trtllm_replayssm.bench.timing import copy_bandwidth
+    from trtllm_replayssm.ops.library import installed_library
+
+    library, machine, bandwidth = installed_library(), describe(), copy_bandwidth()
+
+    def write(row: dict[str, Any]) -> None:
+        if lines is not None:
+            lines.write(json.dumps({**row, "copy_TBs": round(bandwidth * 1e-12, 3), **machine}) + "\n")
+            lines.flush()
+
+    print(
+        ", ".join(f"{name} {value}" for name, value in machine.items()), f"copy {bandwidth * 1e-12:.3f} TB/s", sep=", "
+    )
+    red = False
+    rows = run_cases(cases, library, bandwidth, rounds=arguments.rounds)
+    peers = run_peers(cases, bandwidth, rounds=arguments.rounds) if arguments.peers else iter(())
+    for row in rows:
+        if isinstance(row, Result):
+            write(row.fields())
+            print(_line(row.fields()), flush=True)
+        elif isinstance(row, Refusal):
+            write({"what": "refused", "case": row.case.name, "reason": row.reason})
+            print(f"{row.case.name}: {row.reason}", flush=True)
+        else:
+            case, found = row
+            red |= not found.green
+            colour = "green" if found.green else "RED"
+            write({"what": "gate", "case": case.name, "output_error": found.output_error,
+                   "state_error": found.state_error, "green": found.green})  # fmt: skip
+            print(f"gate {case.name}: output {found.output_error:.2e}, state {found.state_error:.2e}: {colour}")
+    for fields in peers:
+        write(fields)
+        print(_line(fields) if "us" in fields else f"{fields['peer']}: {fields['reason']}", flush=True)
+    return 1 if red else 0
+
+
+def _line(row: dict[str, Any]) -> str:
+    name = f"{row['shape']} {row.get('peer', 'ours')} {row['what']}"
+    formats = row["recurrence"] + (f"/{row['read']}" if row["read"] else "")
+    ratio = "".join(
+        f"  {row[f'over_{other}']:.3f} of {other}" for other in ("conventional", "snapshots") if f"over_{other}" in row
+    )
+    low, high = row["us_quartiles"]
+    kept = f" a={row['accepted']}" if row["T"] > 1 else ""
+    launch = " programmatic" if row["programmatic"] else ""
+    return (
+        f"{name:32} B={row['B']} T={row['T']}{kept} L={row['L']} {formats}{launch}: {row['us']:.2f} us "
+        f"({low:.2f}-{high:.2f}), {row['GBs']:.0f} GB/s, {row['percent_of_floor']:.1f} % of the floor{ratio}"
+    )
