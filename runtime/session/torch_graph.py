@@ -73,6 +73,10 @@ class TorchGraph:
     def gated_rms_norm(
         self, x: Tensor, gate: Tensor, weight: str, eps: float, *, groups: int, gate_first: bool
     ) -> Tensor:
+        native = self._state_ops.native
+        if native is not None:
+            vector = self._weights.vector(weight)
+            return native.gated_rms_norm(x, gate, vector, eps, groups=groups, gate_first=gate_first)
         scale, opening = self._weights.vector(weight), functional.silu(gate.float())
         wide = x.float() * opening if gate_first else x.float()
         normalised = _normalised(wide.unflatten(-1, (groups, -1)), eps)

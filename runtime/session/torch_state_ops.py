@@ -16,12 +16,17 @@ from trtllm_replayssm.runtime.session.step_context import Phase, StepContext
 class StateOps:
     """Dispatches on the phase and on the kind of state cache; tensors are [B, T, ...].
 
-    native: the CUDA kernels for decode steps of replay pools; None: the reference operations do everything.
+    native: the CUDA kernels, for replay pools; None: the reference operations do everything.
     """
 
     def __init__(self, pools: StatePools, native: NativeOps | None = None) -> None:
         self._pools = pools
         self._native = native
+
+    @property
+    def native(self) -> NativeOps | None:
+        """The kernels, where they serve the pools."""
+        return self._native
 
     def commit(self, rows: StepRows, accepted: Tensor) -> None:
         """Move the cursors of a decode step's rows; accepted [B], clamped to 0..num_tokens."""
@@ -34,6 +39,9 @@ class StateOps:
     def conv1d(self, ctx: StepContext, layer: int, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """SiLU of the convolution over the layer's window, in x's type."""
         window = self._pools.windows[layer]
+        if self._native is not None:
+            prompt = ctx.phase is Phase.PREFILL
+            return self._native.conv1d(window, self._pools.cursors, ctx.rows, x, weight, bias, prompt=prompt)
         return conv1d.conv1d_update(window, self._pools.cursors, ctx.rows, x, weight, bias).to(x.dtype)
 
     def mamba2(

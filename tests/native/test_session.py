@@ -74,7 +74,7 @@ def test_kernels_stay_as_close_to_the_cpu_session_as_the_reference_on_cuda(
     expected = forced(open_session(path, "cpu", widest), tokens, widths)
     with caplog.at_level(logging.WARNING):
         native = open_session(path, "cuda", widest)
-    assert native._state_ops._native is not None, caplog.text
+    assert native._state_ops.native is not None, caplog.text
     assert not caplog.records
     got = forced(native, tokens, widths)
     monkeypatch.setattr(torch_session, "native_ops", lambda pools: None)
@@ -106,7 +106,7 @@ def test_a_pool_that_no_kernel_serves_runs_the_reference_and_says_so(caplog: pyt
     pool = PoolConfig(slots=2, max_seq_len=64, activation=ActivationDtype.FLOAT32)
     with caplog.at_level(logging.WARNING), Checkpoint.open(EXAMPLES / MODELS[0]) as checkpoint:
         session = TorchSession.from_checkpoint(checkpoint, ReplayConfig(), pool, device="cuda")
-    assert session._state_ops._native is None
+    assert session._state_ops.native is None
     (line,) = caplog.messages
     assert "float32" in line and "\n" not in line
     forced(session, PROMPT[:3], (1,))

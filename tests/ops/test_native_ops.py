@@ -62,6 +62,19 @@ def test_fake_tensors_get_the_shape_and_type_of_the_values(kind: SsmKind) -> Non
         assert out.shape == (2, 2, state.shape.heads, state.shape.head_dim) and out.dtype is torch.bfloat16
 
 
+@pytest.mark.parametrize("prompt", [True, False])
+def test_convolution_and_norm_give_the_shape_and_type_of_their_input(prompt: bool) -> None:
+    with FakeTensorMode():
+        ops, (_, cursors) = NativeOps(FakeLibrary(0), CPU), layer(SsmKind.GDN)  # type: ignore[arg-type]
+        x = torch.zeros(2, 3, 40, dtype=torch.float16)[..., 8:24]
+        rows = StepRows(torch.tensor([1, -1]), torch.tensor([2, 2]), torch.tensor([0]))
+        window, weight = torch.zeros(5, 6, 16, dtype=torch.float16), torch.zeros(16, 1, 4)
+        out = ops.conv1d(window, cursors, rows, x, weight, None, prompt=prompt)
+        normed = ops.gated_rms_norm(out, x, torch.zeros(16), 1e-5, groups=2, gate_first=True)
+        for got in (out, normed):
+            assert got.shape == (2, 3, 16) and got.dtype is torch.float16 and got.is_contiguous()
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_export_keeps_the_operation_and_the_state_it_changes(kind: SsmKind) -> None:
     state, cursors = layer(kind, max_step_tokens=2)

@@ -55,6 +55,27 @@ class NativeOps:
         tokens = {"value": v, "k": k, "q": q, "dt": None, "a": None, "skip": None, "log_decay": g, "beta": beta}
         return self._update(state, cursors, rows, tokens)
 
+    def conv1d(
+        self, window: Tensor, cursors: CursorTensors, rows: StepRows, x: Tensor, weight: Tensor, bias: Tensor | None,
+        *, prompt: bool,
+    ) -> Tensor:  # fmt: skip
+        """As `reference.conv1d.conv1d_update`, in x's type; prompt: a chunk of a prompt, which may have any length."""
+        operation = torch.ops.replayssm.conv1d_prefill if prompt else torch.ops.replayssm.conv1d_update
+        out: Tensor = operation(
+            flags=0, slot=rows.slot.int(), num_tokens=rows.num_tokens.int(), position=cursors.position, x=x,
+            weight=weight[:, 0], bias=bias, window=window,
+        )  # fmt: skip
+        return out
+
+    def gated_rms_norm(
+        self, x: Tensor, gate: Tensor, weight: Tensor, eps: float, *, groups: int, gate_first: bool
+    ) -> Tensor:
+        """`graph.Graph.gated_rms_norm` with its weight as a float32 vector: x, gate [B, T, D] -> [B, T, D]."""
+        out: Tensor = torch.ops.replayssm.gated_rms_norm(
+            flags=0, groups=groups, gate_first=int(gate_first), eps=eps, x=x, gate=gate, weight=weight
+        )
+        return out
+
     def commit(self, config: ReplayConfig, cursors: CursorTensors, rows: StepRows, accepted: Tensor) -> None:
         """As `reference.commit.commit`."""
         torch.ops.replayssm.commit(

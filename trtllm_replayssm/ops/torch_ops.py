@@ -18,40 +18,51 @@ from torch import Tensor
 from trtllm_replayssm.errors import ContractError
 from trtllm_replayssm.ops import _abi
 from trtllm_replayssm.ops.library import installed_library
-from trtllm_replayssm.ops.views import aligned, current_stream, view
+from trtllm_replayssm.ops.views import aligned, channels_last, current_stream, view
 
+Call = Callable[[dict[str, Any], dict[str, float], int], None]
 WIDE_INPUTS = ("value", "k", "q")  # read 16 bytes at a time
+CHANNEL_INPUTS = ("x", "gate")  # channels contiguous, rows anywhere
 _CONTEXT = "slot num_tokens"
 _TOKENS = "value k q dt? a? skip? log_decay? beta?"
 
 
 @dataclass(frozen=True)
 class Signature:
-    """Arguments of one operation by name: integers, tensors that are read, tensors that are written. `?`: nullable.
+    """Arguments of one operation by name: numbers, tensors that are read, tensors that are written. `?`: nullable.
+
+    numbers: integers; floats end in `:float`.
 
     like: the input whose shape and type the output has; None: the operation has no output.
     """
 
     name: str
-    integers: tuple[str, ...]
+    numbers: tuple[str, ...]
     inputs: tuple[str, ...]
     state: tuple[str, ...]
     like: str | None
 
     @staticmethod
-    def of(name: str, integers: str, inputs: str, state: str, like: str | None) -> Signature:
+    def of(name: str, numbers: str, inputs: str, state: str, like: str | None) -> Signature:
         """From names separated by blanks."""
-        return Signature(name, tuple(integers.split()), tuple(inputs.split()), tuple(state.split()), like)
+        return Signature(name, tuple(numbers.split()), tuple(inputs.split()), tuple(state.split()), like)
+
+    @property
+    def number_names(self) -> list[str]:
+        """The numbers without their types."""
+        return [name.partition(":")[0] for name in self.numbers]
 
     @property
     def names(self) -> list[str]:
         """All arguments in order."""
-        return [name.rstrip("?") for name in (*self.integers, *self.inputs, *self.state)]
+        return [*self.number_names, *(name.rstrip("?") for name in (*self.inputs, *self.state))]
 
     @property
     def schema(self) -> str:
         """The operation's schema without its name."""
-        parts = [f"int {name}" for name in self.integers]
+        parts = [
+            f"{'float' if number.endswith(':float') else 'int'} {number.partition(':')[0]}" for number in self.numbers
+        ]
         parts += [f"Tensor{'?' * name.endswith('?')} {name.rstrip('?')}" for name in self.inputs]
         parts += [f"Tensor(s{i}!){'?' * name.endswith('?')} {name.rstrip('?')}" for i, name in enumerate(self.state)]
         return f"({', '.join(parts)}) -> {'()' if self.like is None else 'Tensor'}"
@@ -69,26 +80,35 @@ COMMIT = Signature.of("commit", "window ring_rows", f"{_CONTEXT} accepted", "ori
 CONVENTIONAL = Signature.of("conventional_update", "kind flags", f"{_CONTEXT} entry? {_TOKENS}", "state", like="value")
 
 
-def fill(struct: type[Any], tensors: dict[str, Tensor | None], **integers: int) -> Any:
-    """An args struct of the ABI with tensors and integers by the header's names."""
-    return struct(**{name: view(tensor) for name, tensor in tensors.items()}, **integers)
+CONV1D_UPDATE, CONV1D_PREFILL = (
+    Signature.of(name, "flags", f"{_CONTEXT} position x weight bias?", "window", like="x")
+    for name in ("conv1d_update", "conv1d_prefill")
+)
+GATED_RMS_NORM = Signature.of("gated_rms_norm", "flags groups gate_first eps:float", "x gate weight", "", like="x")
 
 
-def _update(arguments: dict[str, Any], integers: dict[str, int], stream: int) -> None:
-    workspace: Tensor = arguments.pop("workspace")
-    args = fill(_abi.UpdateArgs, arguments, **integers)
-    installed_library().update(args, workspace.data_ptr(), workspace.numel(), stream)
+def fill(struct: type[Any], tensors: dict[str, Tensor | None], **numbers: float) -> Any:
+    """An args struct of the ABI with tensors and numbers by the header's names."""
+    return struct(**{name: view(tensor) for name, tensor in tensors.items()}, **numbers)
 
 
-def _commit(arguments: dict[str, Any], integers: dict[str, int], stream: int) -> None:
-    installed_library().commit(fill(_abi.CommitArgs, arguments, **integers), stream)
+def _with_workspace(struct: type[Any], method: str) -> Call:
+    def call(arguments: dict[str, Any], numbers: dict[str, float], stream: int) -> None:
+        workspace: Tensor = arguments.pop("workspace")
+        launch = getattr(installed_library(), method)
+        launch(fill(struct, arguments, **numbers), workspace.data_ptr(), workspace.numel(), stream)
+
+    return call
 
 
-def _conventional(arguments: dict[str, Any], integers: dict[str, int], stream: int) -> None:
-    installed_library().conventional_update(fill(_abi.ConventionalArgs, arguments, **integers), stream)
+def _without_workspace(struct: type[Any], method: str) -> Call:
+    def call(arguments: dict[str, Any], numbers: dict[str, float], stream: int) -> None:
+        getattr(installed_library(), method)(fill(struct, arguments, **numbers), stream)
+
+    return call
 
 
-def _register(signature: Signature, call: Callable[[dict[str, Any], dict[str, int], int], None]) -> None:
+def _register(signature: Signature, call: Call) -> None:
     names, like = signature.names, signature.like
 
     def output(arguments: dict[str, Any]) -> Tensor | None:
@@ -96,10 +116,12 @@ def _register(signature: Signature, call: Callable[[dict[str, Any], dict[str, in
 
     def launch(*values: Any) -> Tensor | None:
         arguments = dict(zip(names, values, strict=True))
-        integers = {name: arguments.pop(name) for name in signature.integers}
+        numbers = {name: arguments.pop(name) for name in signature.number_names}
         out = output(arguments)
         arguments |= {name: aligned(arguments[name]) for name in WIDE_INPUTS if name in arguments}
-        call(arguments if out is None else {**arguments, "out": out}, integers, current_stream(arguments["slot"]))
+        arguments |= {name: channels_last(arguments[name]) for name in CHANNEL_INPUTS if name in arguments}
+        stream = current_stream(next(value for value in arguments.values() if value is not None))
+        call(arguments if out is None else {**arguments, "out": out}, numbers, stream)
         return out
 
     def refuse(*values: Any) -> Tensor | None:
@@ -114,6 +136,9 @@ def _register(signature: Signature, call: Callable[[dict[str, Any], dict[str, in
     operation.register_fake(lambda *values: output(dict(zip(names, values, strict=True))))
 
 
-_register(UPDATE, _update)
-_register(COMMIT, _commit)
-_register(CONVENTIONAL, _conventional)
+_register(UPDATE, _with_workspace(_abi.UpdateArgs, "update"))
+_register(COMMIT, _without_workspace(_abi.CommitArgs, "commit"))
+_register(CONVENTIONAL, _without_workspace(_abi.ConventionalArgs, "conventional_update"))
+_register(CONV1D_UPDATE, _without_workspace(_abi.Conv1dArgs, "conv1d_update"))
+_register(CONV1D_PREFILL, _without_workspace(_abi.Conv1dArgs, "conv1d_prefill"))
+_register(GATED_RMS_NORM, _without_workspace(_abi.GatedRmsNormArgs, "gated_rms_norm"))

@@ -44,6 +44,11 @@ def aligned(tensor: Tensor) -> Tensor:
     return tensor.clone(memory_format=torch.contiguous_format) if odd else tensor
 
 
+def channels_last(tensor: Tensor) -> Tensor:
+    """The tensor itself when its last axis is contiguous, else a copy."""
+    return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] == 1 else tensor.contiguous()
+
+
 def current_stream(tensor: Tensor) -> int:
     """The cudaStream_t that torch uses on the tensor's device."""
     return int(torch.cuda.current_stream(tensor.device).cuda_stream)
