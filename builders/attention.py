@@ -50,10 +50,10 @@ def attend(net: Network, q: Any, keys: Any, values: Any, positions: Any, name: s
         f"positions of {depth}", np.arange(depth, dtype=np.int32).reshape(1, 1, 1, depth), shape=(1, 1, 1, depth)
     )
     own = net.reshape(positions, (0, 1, -1, 1), f"{name} own position")
-    later = net.binary(column, own, "GREATER", f"{name} later")
+    seen = net.unary(net.binary(column, own, "GREATER", f"{name} later"), "NOT", f"{name} seen")
     layer = net.definition.add_attention_v2(
         q, keys, values, net.trt.AttentionNormalizationOp.SOFTMAX, net.trt.CausalMaskKind.NONE
     )
     layer.decomposable = True  # the compiler has no kernel of its own for one query and few heads
-    layer.mask = net.unary(later, "NOT", f"{name} seen")
+    layer.mask = seen
     return net.named(layer, name)

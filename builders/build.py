@@ -54,17 +54,21 @@ class BuildReport:
 
 def build(
     parameters: Parameters, pretrained_config: Mapping[str, Any], destination: str | Path, options: BuildOptions, *,
-    tokenizer: Path | None = None, with_weights: bool = True, progress: Progress | None = None,
+    tokenizer: Path | None = None, with_weights: bool = True, plugin_library: str | Path | None = None,
+    progress: Progress | None = None,
 ) -> BuildReport:  # fmt: skip
     """Write a bundle to `destination`, which must not exist or be empty; it appears complete or not at all.
 
     pretrained_config: the model's config.json, kept as it is. tokenizer: folder whose tokenizer files are copied.
     with_weights=False leaves out what native operations read: enough to study engines, not to run them.
+    plugin_library: registers the plugins that flavour `tensorrt` needs.
     Raises ConfigError for bad settings, UnsupportedError for types that the target lacks, DeviceError when TensorRT
     refuses a network.
     """
     began = time.monotonic()
     flavour = load(options.flavour, options.target)
+    if plugin_library is not None:
+        flavour.load_plugins(Path(plugin_library))
     _require_types(flavour, parameters)
     with new_directory("build", Path(destination)) as work:
         run = _Run(flavour, parameters, options, work, progress or (lambda what, done: None))

@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass
 from enum import Enum
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from trtllm_replayssm.errors import ConfigError, UnsupportedError
@@ -59,6 +60,18 @@ class Flavour:
     def create_network(self, builder: Any) -> Any:
         """A network whose types are the ones written, never chosen."""
         return builder.create_network(1 << int(self.trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
+
+    def load_plugins(self, library: Path) -> None:
+        """Load a plugin library into the registry. Raises ConfigError where it cannot be."""
+        if self.segmented:
+            raise ConfigError(
+                "build", "plugin_library", expected="none for tensorrt_rtx, which takes no plugins", got=library
+            )
+        if not library.is_file() or self.trt.get_plugin_registry().load_library(str(library)) is None:
+            raise ConfigError(
+                "build", "plugin_library", expected="a plugin library that TensorRT loads", got=library,
+                hint="Build libtrtllm_replayssm_plugins.so and give its path",
+            )  # fmt: skip
 
     def require(self, *, fp4: bool, fp8: bool) -> None:
         """Raise UnsupportedError when the target lacks a type of the weights."""

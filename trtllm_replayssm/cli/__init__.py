@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 
 import trtllm_replayssm.cli.bench as bench_command
+import trtllm_replayssm.cli.build as build_command
 import trtllm_replayssm.cli.chat as chat_command
 import trtllm_replayssm.cli.generate as generate_command
 import trtllm_replayssm.cli.inspect as inspect_command
@@ -32,7 +33,9 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for module in (serve_command, chat_command, generate_command, quantize_command, inspect_command, bench_command):
+    for module in (
+        serve_command, chat_command, generate_command, quantize_command, build_command, inspect_command, bench_command
+    ):  # fmt: skip
         module.add_command(commands)
     return parser
 

@@ -1,4 +1,4 @@
-"""`trtllm-replayssm inspect`: geometry, memory per slot, state traffic and the best window of a model."""
+"""`trtllm-replayssm inspect`: geometry, memory per slot, traffic and best window of a model; engine bundles."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from trtllm_replayssm.builders.inspect_bundle import is_bundle, summarise_bundle
 from trtllm_replayssm.cli.options import add_replay_options, replay_config
 from trtllm_replayssm.config import PoolConfig, ReplayConfig
 from trtllm_replayssm.dtypes import ActivationDtype, StateFormat
@@ -23,11 +24,12 @@ def add_command(commands: Any) -> None:
     """Register the command."""
     parser = commands.add_parser(
         "inspect",
-        help="geometry, memory per slot, state traffic, best window",
-        description="What a checkpoint or a preset holds, needs and moves. Reads headers only; needs no GPU.",
+        help="geometry, memory per slot, state traffic, best window; what an engine bundle holds",
+        description="What a checkpoint or a preset holds, needs and moves, or what a bundle of engines was built from. "
+        "Needs no GPU.",
         epilog=f"Presets: {', '.join(preset_names())}",
     )
-    parser.add_argument("model", help="a checkpoint directory, or the name of a preset")
+    parser.add_argument("model", help="a checkpoint directory, an engine bundle, or the name of a preset")
     parser.add_argument("--step-tokens", type=int, default=1, metavar="T", help="tokens of a step (1: plain decoding)")
     parser.add_argument("--accepted", type=float, help="mean tokens committed by a step (default: all)")
     parser.add_argument("--max-seq-len", type=int, default=8192, help="positions of a slot's KV cache (default 8192)")
@@ -39,6 +41,10 @@ def add_command(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Inspect and print."""
+    if is_bundle(Path(arguments.model)):
+        bundle = summarise_bundle(Path(arguments.model))
+        print(json.dumps(bundle, indent=2)) if arguments.json else _print_bundle(bundle)
+        return 0
     config = replay_config(arguments, arguments.step_tokens)
     accepted = float(arguments.step_tokens) if arguments.accepted is None else arguments.accepted
     pool = PoolConfig(slots=1, max_seq_len=arguments.max_seq_len, activation=ActivationDtype(arguments.activation))
@@ -112,3 +118,23 @@ def _print(report: dict[str, Any]) -> None:
         f"{moved['window']}, T = {moved['step_tokens']}, {moved['mean_accepted']:g} accepted"
     )
     print(f"best window by the traffic model: L = {moved['best_window']}")
+
+
+def _print_bundle(report: dict[str, Any]) -> None:
+    built, memory, matmuls = report["build"], report["memory"], report["matmuls"]
+    print(f"{report['name']}: engines of {built['flavour']} {built['tensorrt_version']} for {built['target']}")
+    for name, counts in report["programs"].items():
+        print(f"  {name:11} {', '.join(f'{count} {what}' for what, count in counts.items())}")
+    for name, profile in report["profiles"].items():
+        rows, tokens = profile["rows"], profile["tokens"]
+        print(f"  profile     {name}: rows {rows[0]}..{rows[2]}, tokens {tokens[0]}..{tokens[2]}")
+    for name, running in matmuls["running"].items():
+        formats = {fmt: list(running.values()).count(fmt) for fmt in sorted(set(running.values()))}
+        shown = ", ".join(f"{count} in {fmt}" for fmt, count in formats.items()) or "none in FP8 or NVFP4"
+        print(f"  matmuls     {name}: {shown} (of {len(matmuls['quantised_weights'])} with quantised weights)")
+    print("  inputs      " + ", ".join(f"{name} {what}" for name, what in report["bindings"]["main"].items()))
+    largest = memory["largest_engine_bytes"] / MIB
+    print(f"  engines     {memory['engine_bytes'] / MIB:.1f} MiB, the largest {largest:.1f}")
+    print(f"  beside      {memory['weights_beside_bytes'] / MIB:.1f} MiB of weights that native operations read")
+    for name, size in memory["scratch_bytes"].items():
+        print(f"  scratch     {name}: {size / MIB:.1f} MiB")

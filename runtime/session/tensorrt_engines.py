@@ -1,0 +1,117 @@
+"""A bundle's engine files on a GPU: loaded once, one execution context per engine and profile, one shared scratch.
+
+Imports the TensorRT flavour that the bundle was built with when it is made, not before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trtllm_replayssm.bindings import EngineStep
+from trtllm_replayssm.errors import ConfigError, ContractError, DeviceError, EngineMismatchError, UnsupportedError
+from trtllm_replayssm.manifest import Manifest
+
+_PLUGIN_FLAVOUR = "tensorrt"
+
+
+class TensorRtEngines:
+    """Implements `tensorrt_program.Engines` on the current CUDA stream."""
+
+    def __init__(self, directory: Path, manifest: Manifest) -> None:
+        """Raises ConfigError or EngineMismatchError when library, GPU and bundle do not fit."""
+        trt = _library(manifest)
+        self._trt = trt
+        self._messages: list[str] = []
+        self._logger = _logger(trt, self._messages)
+        self._runtime = trt.Runtime(self._logger)
+        self._engines: dict[str, Any] = {}
+        for program in manifest.programs.values():
+            for step in program.steps:
+                if isinstance(step, EngineStep) and step.engine not in self._engines:
+                    self._engines[step.engine] = self._load(directory / step.engine)
+        self._contexts: dict[tuple[str, int], Any] = {}
+        sizes = [e.device_memory_size_v2 for e in self._engines.values()]
+        # engines run one after another on one stream, so that they share it
+        self._scratch = torch.empty(max(1, *sizes), dtype=torch.uint8, device="cuda")
+
+    def run(self, engine: str, profile: int, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> None:
+        """See `Engines`."""
+        stream = torch.cuda.current_stream().cuda_stream
+        context = self._context(engine, profile, stream)
+        for name, tensor in inputs.items():
+            if not context.set_input_shape(name, tuple(tensor.shape)):
+                raise ContractError(
+                    "run engine", f"{engine}: {name}", expected=f"a shape within profile {profile}",
+                    got=list(tensor.shape), hint="Build with larger limits",
+                )  # fmt: skip
+        for name, tensor in (*inputs.items(), *outputs.items()):
+            if not tensor.is_contiguous():
+                raise ContractError("run engine", f"{engine}: {name}", expected="dense memory", got=tensor.stride())
+            context.set_tensor_address(name, tensor.data_ptr())
+        if not context.execute_async_v3(stream):
+            raise DeviceError("run engine", engine, expected="an engine that runs", got=self._last_message())
+
+    def _context(self, engine: str, profile: int, stream: int) -> Any:
+        key = (engine, profile)
+        if key not in self._contexts:
+            strategy = self._trt.ExecutionContextAllocationStrategy.USER_MANAGED
+            context = self._engines[engine].create_execution_context(strategy)
+            if context is None or not context.set_optimization_profile_async(profile, stream):
+                raise DeviceError("run engine", engine, expected="an execution context", got=self._last_message())
+            context.set_device_memory(self._scratch.data_ptr(), self._scratch.numel())
+            self._contexts[key] = context
+        return self._contexts[key]
+
+    def _load(self, path: Path) -> Any:
+        engine = self._runtime.deserialize_cuda_engine(path.read_bytes())
+        if engine is None:
+            raise EngineMismatchError(
+                "load engine", path.name, expected=f"an engine for this GPU and {self._trt.__name__} "
+                f"{self._trt.__version__}", got=self._last_message(), hint="Build the bundle on, or for, this GPU",
+            )  # fmt: skip
+        return engine
+
+    def _last_message(self) -> str:
+        return self._messages[-1] if self._messages else "no reason given"
+
+
+def _library(manifest: Manifest) -> Any:
+    name = manifest.build.flavour
+    if name == _PLUGIN_FLAVOUR:
+        raise UnsupportedError(
+            "load bundle", "flavour", expected="tensorrt_rtx, whose native operations run between engines", got=name,
+            hint="Bundles of engines with plugins are run by a host of their own; docs/tensorrt.md tells how",
+        )  # fmt: skip
+    try:
+        trt = import_module(name)
+    except ImportError as error:
+        raise ConfigError(
+            "load bundle", "flavour", expected=f"an installed {name}", got=f"ImportError: {error}",
+            hint=f"pip install 'trtllm-replayssm[{name.replace('_', '-')}]'",
+        ) from error  # fmt: skip
+    if trt.__version__ != manifest.build.tensorrt_version:
+        raise EngineMismatchError(
+            "load bundle", "tensorrt_version", expected=manifest.build.tensorrt_version, got=trt.__version__,
+            hint="Build the bundle again, or install the version that it was built with",
+        )  # fmt: skip
+    return trt
+
+
+def _logger(trt: Any, messages: list[str]) -> Any:
+    class Logger(trt.ILogger):  # type: ignore[misc]
+        """Keeps what the library says about errors, for ours."""
+
+        def __init__(self) -> None:
+            trt.ILogger.__init__(self)
+
+        def log(self, severity: Any, text: str) -> None:
+            if severity.name in ("ERROR", "INTERNAL_ERROR"):
+                messages.append(text[:400])
+
+    return Logger()

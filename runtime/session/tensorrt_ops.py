@@ -1,0 +1,74 @@
+"""The native operations of a program's steps over the pools: views of program tensors in, one program tensor out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from trtllm_replayssm.bindings import CONV1D, GDN, MAMBA2, MOE, OpStep, View
+from trtllm_replayssm.errors import EngineMismatchError
+from trtllm_replayssm.runtime.session.step_context import StepContext
+from trtllm_replayssm.runtime.session.torch_moe import routed_experts
+from trtllm_replayssm.runtime.session.torch_state_ops import StateOps
+from trtllm_replayssm.runtime.session.torch_weights import TorchWeights
+from trtllm_replayssm.shapes import ModelGeometry
+
+
+class NativeStepOps:
+    """state_ops: the recurrences and the convolution; weights: vectors and experts by canonical name."""
+
+    def __init__(self, geometry: ModelGeometry, state_ops: StateOps, weights: TorchWeights) -> None:
+        self._geometry = geometry
+        self._state_ops = state_ops
+        self._weights = weights
+        self._run = {CONV1D: self._conv1d, MAMBA2: self._mamba2, GDN: self._gdn, MOE: self._moe}
+
+    def run(self, step: OpStep, context: StepContext, memory: Mapping[str, Tensor]) -> None:
+        """Run one operation; its output tensor in `memory` is written. Projections are read in place."""
+        if step.op not in self._run:
+            raise EngineMismatchError("run bundle", "op", expected=f"one of {sorted(self._run)}", got=step.op)
+        inputs = {name: _view(memory, view) for name, view in step.inputs.items()}
+        memory[step.outputs["out"]].copy_(self._run[step.op](step, context, inputs))
+
+    def _conv1d(self, step: OpStep, context: StepContext, inputs: Mapping[str, Tensor]) -> Tensor:
+        bias = self._weights.vector(step.weights["bias"]) if "bias" in step.weights else None
+        weight = self._weights.vector(step.weights["weight"])
+        return self._state_ops.conv1d(context, step.layer, inputs["x"], weight, bias)
+
+    def _mamba2(self, step: OpStep, context: StepContext, inputs: Mapping[str, Tensor]) -> Tensor:
+        shape = self._geometry.ssm
+        out = self._state_ops.mamba2(
+            context, step.layer, _heads(inputs["x"], shape.heads), _heads(inputs["k"], shape.groups),
+            _heads(inputs["q"], shape.groups), inputs["dt"], -self._weights.vector(step.weights["a_log"]).exp(),
+            self._weights.vector(step.weights["skip"]),
+        )  # fmt: skip
+        return out.flatten(-2)
+
+    def _gdn(self, step: OpStep, context: StepContext, inputs: Mapping[str, Tensor]) -> Tensor:
+        shape = self._geometry.ssm
+        out = self._state_ops.gdn(
+            context, step.layer, _heads(inputs["q"], shape.groups), _heads(inputs["k"], shape.groups),
+            _heads(inputs["v"], shape.heads), inputs["log_decay"], inputs["beta"],
+        )  # fmt: skip
+        return out.flatten(-2)
+
+    def _moe(self, step: OpStep, context: StepContext, inputs: Mapping[str, Tensor]) -> Tensor:
+        assert self._geometry.moe is not None
+        x, valid = inputs["x"], context.valid()
+        out: Tensor = torch.zeros_like(x)
+        out[valid] = routed_experts(
+            x[valid], inputs["expert_ids"][valid].long(), inputs["expert_weights"][valid], self._geometry.moe,
+            lambda projection, expert: self._weights.expert(step.weights[projection], expert),
+        )  # fmt: skip
+        return out
+
+
+def _view(memory: Mapping[str, Tensor], view: View) -> Tensor:
+    return memory[view.tensor][..., view.start : view.start + view.width]
+
+
+def _heads(x: Tensor, heads: int) -> Tensor:
+    """[..., heads * d] -> [..., heads, d]."""
+    return x.reshape(*x.shape[:-1], heads, -1)

@@ -1,0 +1,99 @@
+"""The TensorRT session: the steps, pools and rules of the torch session, with a bundle's programs as the model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+from torch import Tensor
+
+from trtllm_replayssm.config import PoolConfig
+from trtllm_replayssm.dtypes import ActivationDtype
+from trtllm_replayssm.errors import ConfigError
+from trtllm_replayssm.graph import ModelOutput
+from trtllm_replayssm.manifest import Manifest, check_files, read_manifest
+from trtllm_replayssm.models import Model, model_of
+from trtllm_replayssm.ops.dtypes import torch_dtype
+from trtllm_replayssm.runtime.pools.state_pools import StatePools
+from trtllm_replayssm.runtime.session.device import usable_device
+from trtllm_replayssm.runtime.session.step_context import StepContext
+from trtllm_replayssm.runtime.session.tensorrt_engines import TensorRtEngines
+from trtllm_replayssm.runtime.session.tensorrt_ops import NativeStepOps
+from trtllm_replayssm.runtime.session.tensorrt_program import Engines, ProgramRunner
+from trtllm_replayssm.runtime.session.tensorrt_weights import BundleWeights
+from trtllm_replayssm.runtime.session.torch_graph import TorchGraph
+from trtllm_replayssm.runtime.session.torch_session import TorchSession
+from trtllm_replayssm.runtime.session.torch_weights import TorchWeights
+from trtllm_replayssm.weights.checkpoint import Checkpoint
+
+MAIN, MTP = "main", "mtp"
+
+
+class TensorRtSession(TorchSession):
+    """Implements `session.base.Session` over an engine bundle.
+
+    HAZARD: a masked position still enters the attention's products, with weight zero, and zero times NaN is NaN; so
+    caches start as zeros, and those of a freed slot become zeros again.
+    """
+
+    def __init__(self, manifest: Manifest, directory: Path, engines: Engines, pools: StatePools) -> None:
+        """directory: of the bundle, for what native operations read. engines: run the bundle's engine files."""
+        activation = torch_dtype(ActivationDtype(manifest.build.activation))
+        # native operations ask for vectors and experts only, which a bundle serves as a checkpoint does
+        source = cast(Checkpoint, BundleWeights(directory, manifest.geometry))
+        weights = TorchWeights(source, activation, pools.cursors.position.device)
+        super().__init__(weights, pools)
+        ops = NativeStepOps(manifest.geometry, self._state_ops, weights)
+        self._programs = ProgramRunner(manifest, engines, ops, pools)
+        self._context_now: StepContext | None = None
+        self._model = Model(model_of(manifest.geometry).parameters, self._run_main, self._run_mtp)
+        for slot in range(pools.pool.slots):
+            self._clear_caches(slot)
+
+    @classmethod
+    def from_bundle(cls, directory: str | Path, *, slots: int | None = None, device: str = "cuda") -> TensorRtSession:
+        """Check a bundle and load it. Raises EngineMismatchError when bundle, library and GPU do not fit."""
+        path = Path(directory)
+        manifest = read_manifest(path)
+        check_files(path, manifest)
+        pools = pools_of(manifest, slots, device)
+        return cls(manifest, path, TensorRtEngines(path, manifest), pools)
+
+    def free(self, slot: int) -> None:
+        """See `Session.free`."""
+        super().free(slot)
+        self._clear_caches(slot)
+
+    def _graph(self, ctx: StepContext) -> TorchGraph:
+        self._context_now = ctx
+        return super()._graph(ctx)
+
+    def _run_main(self, graph: Any, geometry: Any, ids: Tensor) -> ModelOutput[Tensor]:
+        assert self._context_now is not None
+        return self._programs.run(MAIN, self._context_now, ids, None)
+
+    def _run_mtp(self, graph: Any, geometry: Any, ids: Tensor, hidden: Tensor) -> ModelOutput[Tensor]:
+        assert self._context_now is not None
+        return self._programs.run(MTP, self._context_now, ids, hidden)
+
+    def _clear_caches(self, slot: int) -> None:
+        for kv in self.pools.kv.values():
+            for tensor in kv.tensors():
+                tensor[slot].zero_()
+
+
+def pools_of(manifest: Manifest, slots: int | None, device: str) -> StatePools:
+    """Pools as the bundle's engines expect them; slots: at most, and by default, its max_batch."""
+    most = manifest.build.max_batch
+    count = most if slots is None else slots
+    if not 1 <= count <= most:
+        raise ConfigError(
+            "TensorRtSession", "slots", expected=f"1..{most}, the max_batch that the bundle was built for", got=count,
+            hint="Build with a larger --max-batch-size",
+        )  # fmt: skip
+    pool = PoolConfig(
+        slots=count, max_seq_len=manifest.build.max_seq_len, activation=ActivationDtype(manifest.build.activation)
+    )
+    return StatePools.allocate(
+        manifest.geometry, manifest.replay, pool, conventional=False, device=usable_device(device)
+    )

@@ -1,0 +1,48 @@
+"""What the native operations of a bundle read: vectors and experts from its `weights/` folder, mapped and lazy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trtllm_replayssm.errors import EngineMismatchError
+from trtllm_replayssm.models import model_of
+from trtllm_replayssm.shapes import ModelGeometry
+from trtllm_replayssm.weights.matrix import ExpertStack, Matrix
+from trtllm_replayssm.weights.names import expert_weight
+from trtllm_replayssm.weights.safetensors_file import SafetensorsFile, Tensor
+from trtllm_replayssm.weights.storage import find_matrix
+
+FOLDER = "weights"
+
+
+class BundleWeights:
+    """Serves the names of `weights.checkpoint.Checkpoint` that native operations ask for."""
+
+    def __init__(self, directory: Path, geometry: ModelGeometry) -> None:
+        files = sorted((directory / FOLDER).glob("*.safetensors"))
+        self._tensors: dict[str, Tensor] = {}
+        for path in files:
+            self._tensors.update(SafetensorsFile(path).tensors)
+        self._specs = {spec.name: spec for spec in model_of(geometry).parameters(geometry)}
+        self._directory = directory
+
+    def vector(self, name: str) -> NDArray[np.float32]:
+        """A vector or convolution, float32."""
+        if name not in self._tensors:
+            raise EngineMismatchError(
+                "read bundle", name, expected=f"a tensor in {self._directory / FOLDER}", got="none",
+                hint="Build the bundle again, with its weights",
+            )  # fmt: skip
+        return self._tensors[name].array().astype(np.float32)
+
+    def experts(self, name: str) -> ExpertStack:
+        """A stack of experts; nothing is read before its `matrix(e)`."""
+        experts, rows, columns = self._specs[name].shape
+
+        def read(expert: int) -> Matrix:
+            return find_matrix(self._tensors, expert_weight(name, expert), (rows, columns), quantised=True).read()
+
+        return ExpertStack((experts, rows, columns), read)

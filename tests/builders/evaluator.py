@@ -1,0 +1,82 @@
+"""Runs networks that the builder made, layer by layer, with torch on the CPU: what they compute, without TensorRT.
+
+An independent reading of the library's layer semantics. Every kind of layer that it does not know fails. Constants come
+from the builder's own map, since the library cannot give BF16, FP8 and FP4 back. No test here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import torch
+from torch import Tensor
+
+from tests.builders import evaluator_layers as layers
+from trtllm_replayssm.builders.network import Constant, Network
+from trtllm_replayssm.weights.matrix import DenseMatrix, Nvfp4Matrix
+
+TORCH_TYPES = {
+    "FLOAT": torch.float32, "HALF": torch.float16, "BF16": torch.bfloat16, "INT32": torch.int32, "INT64": torch.int64,
+    "BOOL": torch.bool,
+}  # fmt: skip
+Step = Callable[[dict[str, Tensor]], None]
+
+
+class NetworkEvaluator:
+    """One network, read once. Quantised tensors are held as the float32 values they stand for."""
+
+    def __init__(self, network: Network) -> None:
+        definition = network.definition
+        self.inputs = [definition.get_input(i).name for i in range(definition.num_inputs)]
+        self.outputs = [definition.get_output(i).name for i in range(definition.num_outputs)]
+        self._constants: dict[str, Tensor] = {}
+        self._steps: list[Step] = []
+        known: set[str] = set(self.inputs)
+        attention: dict[str, Any] = {}
+        for index in range(definition.num_layers):
+            layer = definition.get_layer(index)
+            names = [layer.get_output(i).name for i in range(layer.num_outputs)]
+            assert not known & set(names), f"tensor names are unique: {names}"
+            known |= set(names)
+            kind = layer.type.name
+            if kind == "CONSTANT":
+                self._constants[names[0]] = constant_values(network.constants[layer.name])
+            else:
+                self._steps.append(layers.step_of(network.trt, layer, kind, attention))
+
+    def run(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Outputs by name; every input must be given, with its own type."""
+        memory = {**self._constants, **{name: values[name] for name in self.inputs}}
+        for step in self._steps:
+            step(memory)
+        return {name: memory[name] for name in self.outputs}
+
+
+def constant_values(constant: Constant) -> Tensor:
+    """A constant as torch sees it: FP4 and FP8 as float32 values, everything else in its own type."""
+    if constant.dtype == "float4_e2m1":
+        packed = constant.array.reshape(-1, constant.shape[-1] // 2)
+        scales = np.ones((packed.shape[0], constant.shape[-1] // 16), dtype=ml_dtypes.float8_e4m3fn)
+        return torch.from_numpy(Nvfp4Matrix(packed, scales, 1.0).dequantize()).reshape(constant.shape)
+    if constant.dtype in ("float8_e4m3", "bfloat16"):
+        wide = torch.from_numpy(constant.array.astype(np.float32)).reshape(constant.shape)
+        return wide.to(torch.bfloat16) if constant.dtype == "bfloat16" else wide
+    return torch.from_numpy(np.array(constant.array)).reshape(constant.shape)
+
+
+def decoded_weight(constants: Mapping[str, Constant], name: str) -> np.ndarray[Any, Any]:
+    """What the network's constants of the matrix `name` stand for, [N, K] float32, from their bytes."""
+    stored, module = constants[name], name.removesuffix(".weight")
+    if stored.dtype == "float4_e2m1":
+        rows, columns = stored.shape[-2:]
+        packed = stored.array.reshape(rows, columns // 2)
+        scales = constants[f"{module}.weight_scale"].array.reshape(rows, columns // 16)
+        scale_2 = float(constants[f"{module}.weight_scale_2"].array.reshape(()))
+        return Nvfp4Matrix(packed, scales, scale_2).dequantize()
+    if stored.dtype == "float8_e4m3":
+        scale = constants[f"{module}.weight_scale"].array.reshape(-1, 1)
+        return stored.array.reshape(stored.shape[-2:]).astype(np.float32) * scale
+    return DenseMatrix(stored.array.reshape(stored.shape[-2:])).dequantize()

@@ -1,0 +1,133 @@
+"""`trtllm-replayssm build`: TensorRT engines of a checkpoint, or of a public geometry with random weights."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+import time
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from trtllm_replayssm.cli.options import add_replay_options, replay_config
+from trtllm_replayssm.dtypes import ActivationDtype
+from trtllm_replayssm.errors import ConfigError
+from trtllm_replayssm.weights.presets import preset_names
+
+MIB = 1 << 20
+
+
+def add_command(commands: Any) -> None:
+    """Register the command."""
+    parser = commands.add_parser(
+        "build",
+        help="compile a checkpoint into TensorRT engines",
+        description="Compile a checkpoint into a bundle of TensorRT engines. With tensorrt_rtx no GPU is needed.",
+        epilog=f"Presets: {', '.join(preset_names())}",
+    )
+    parser.add_argument("checkpoint", nargs="?", help="a checkpoint directory (or give --preset)")
+    parser.add_argument("output", help="new or empty directory; appears complete or not at all")
+    parser.add_argument("--preset", metavar="NAME", help="a public geometry instead of a checkpoint")
+    parser.add_argument("--random-weights", action="store_true", help="needed with --preset, which brings no weights")
+    parser.add_argument("--layers", metavar="A-B", help="with --preset: only these layers, both ends kept")
+    parser.add_argument("--no-mtp", action="store_true", help="leave the drafting head out")
+    parser.add_argument("--engines-only", action="store_true", help="leave out the weights beside the engines")
+    target = parser.add_argument_group("target")
+    target.add_argument("--flavour", choices=["tensorrt", "tensorrt_rtx"], default="tensorrt_rtx")
+    target.add_argument(
+        "--target", default="current", metavar="CC", help='compute capability such as "12.0", or the GPU present'
+    )
+    target.add_argument("--plugin-library", metavar="PATH", help="libtrtllm_replayssm_plugins.so (flavour tensorrt)")
+    target.add_argument("--weights", choices=["checkpoint", "bf16"], default="checkpoint",
+                        help="as stored, or dequantised for GPUs without FP4 or FP8")  # fmt: skip
+    target.add_argument("--quantize", choices=["dense-nvfp4"], help="quantise dense linear layers as they are built")
+    target.add_argument("--activation", choices=[d.value for d in ActivationDtype], default="bfloat16")
+    target.add_argument("--tp-size", type=int, default=1, help="GPUs that share the model")
+    target.add_argument("--tp-rank", type=int, default=0)
+    limits = parser.add_argument_group("limits")
+    limits.add_argument(
+        "--max-batch-size", dest="max_batch", type=int, default=8, help="rows of a step and slots (default 8)"
+    )
+    limits.add_argument("--max-seq-len", type=int, default=8192, help="positions of a slot (default 8192)")
+    limits.add_argument("--max-draft-len", type=int, default=0, help="drafted tokens of a verify step (default 0)")
+    limits.add_argument("--context-tokens", type=int, default=2048, help="largest prompt chunk (default 2048)")
+    add_replay_options(parser)
+    parser.add_argument("--json", action="store_true", help="print a JSON report")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Build and report."""
+    from trtllm_replayssm.builders.build import build
+
+    options = _options(arguments)
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    began = time.monotonic()
+    with _source(arguments, options) as source, Progress(
+        *columns, disable=not sys.stderr.isatty(), transient=True
+    ) as bar:
+        task = bar.add_task("build", total=None)
+        report = build(
+            source.parameters, source.config, arguments.output, options, tokenizer=source.tokenizer,
+            with_weights=not arguments.engines_only, plugin_library=arguments.plugin_library,
+            progress=lambda what, done: bar.update(task, description=f"{done} engines done; {what}"),
+        )  # fmt: skip
+    info, size = report.manifest.build, sum(record.bytes for record in report.records)
+    result = {
+        "bundle": arguments.output, "engines": len(report.records), "engine_bytes": size,
+        "largest_engine_bytes": report.largest_engine_bytes, "peak_rss_bytes": info.peak_rss_bytes,
+        "seconds": round(time.monotonic() - began, 1), "flavour": info.flavour, "target": info.target,
+    }  # fmt: skip
+    if arguments.json:
+        print(json.dumps(result, indent=2))
+    else:
+        print(
+            f"{arguments.output}: {len(report.records)} engines for {info.flavour} {info.tensorrt_version}, "
+            f"{info.target}: {size / MIB:.1f} MiB, the largest {report.largest_engine_bytes / MIB:.1f} MiB"
+        )
+        print(f"  {result['seconds']} s, peak memory of the process {info.peak_rss_bytes / MIB:.0f} MiB")
+    return 0
+
+
+def _options(arguments: argparse.Namespace) -> Any:
+    from trtllm_replayssm.builders.flavour import FlavourName
+    from trtllm_replayssm.builders.options import BuildOptions
+
+    if arguments.quantize and arguments.weights != "checkpoint":
+        raise ConfigError("build", "quantize", expected="--weights checkpoint beside it", got=arguments.weights)
+    return BuildOptions(
+        flavour=FlavourName(arguments.flavour), target=arguments.target,
+        replay=replay_config(arguments, arguments.max_draft_len + 1),
+        activation=ActivationDtype(arguments.activation), weights=arguments.quantize or arguments.weights,
+        max_batch=arguments.max_batch, max_seq_len=arguments.max_seq_len,
+        context_tokens=min(arguments.context_tokens, arguments.max_seq_len), tp_size=arguments.tp_size,
+        tp_rank=arguments.tp_rank,
+    )  # fmt: skip
+
+
+def _source(arguments: argparse.Namespace, options: Any) -> AbstractContextManager[Any]:
+    from trtllm_replayssm.builders.sources import checkpoint_source, random_source
+
+    if (arguments.preset is None) == (arguments.checkpoint is None):
+        raise ConfigError("build", "checkpoint", expected="a directory or --preset, one of them", got="both or none")
+    if arguments.preset is None:
+        if arguments.random_weights or arguments.layers:
+            raise ConfigError("build", "random_weights", expected="--preset beside it", got="a checkpoint")
+        return checkpoint_source(Path(arguments.checkpoint), options, mtp=not arguments.no_mtp)
+    if not arguments.random_weights:
+        raise ConfigError(
+            "build", "preset", expected="--random-weights beside it: a preset is a geometry without weights", got="none"
+        )
+    layers = None if arguments.layers is None else _layers(arguments.layers)
+    return nullcontext(random_source(arguments.preset, options, layers=layers, mtp=not arguments.no_mtp))
+
+
+def _layers(text: str) -> tuple[int, int]:
+    match = re.fullmatch(r"(\d+)-(\d+)", text)
+    if match is None:
+        raise ConfigError("build", "layers", expected='FIRST-LAST, such as "0-3"', got=text)
+    return int(match[1]), int(match[2])
