@@ -177,7 +177,7 @@ __device__ __forceinline__ void decayInputs(const SsmInputsParams& p, const Inpu
 
 // Blocks: channels, then heads, along x; tiles of tokens along y; runs of rowsPerThread rows along z.
 template <class Act, int kTaps, int kVector, bool kPrompt>
-__global__ void __launch_bounds__(kInputThreads) ssmInputsKernel(const __grid_constant__ SsmInputsParams p) {
+__global__ void __launch_bounds__(kInputThreads, kTaps == 4 ? 7 : 4) ssmInputsKernel(const __grid_constant__ SsmInputsParams p) {
   const int first = static_cast<int>(blockIdx.y) * kTokenTile;
   const int firstRow = static_cast<int>(blockIdx.z) * p.rowsPerThread;
   const int lastRow = min(firstRow + p.rowsPerThread, p.rows);
