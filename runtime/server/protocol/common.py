@@ -15,6 +15,7 @@ from pydantic import (
     model_validator,
 )
 
+from trtllm_replayssm.errors import RequestError
 from trtllm_replayssm.runtime.llm import DEFAULT_PRIORITY
 
 Item = TypeVar("Item")
@@ -30,7 +31,7 @@ def at_most(count: int) -> BeforeValidator:
 
     def check(value: object) -> object:
         if isinstance(value, Mapping) and len(value) > count:
-            raise ValueError(f"expected at most {count} members")
+            raise RequestError("request", "size", expected=f"at most {count} members", got=len(value))
         return value
 
     return BeforeValidator(check)
@@ -45,7 +46,7 @@ class Body(BaseModel):
     @classmethod
     def _not_too_many(cls, data: Any) -> Any:
         if isinstance(data, dict) and len(data) > MAX_FIELDS:
-            raise ValueError(f"expected at most {MAX_FIELDS} fields")
+            raise RequestError("request", "size", expected=f"at most {MAX_FIELDS} fields", got=len(data))
         return data
 
 

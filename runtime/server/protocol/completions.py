@@ -16,14 +16,18 @@ class CompletionRequest(SamplingFields):
     logprobs: int | None = Field(default=None, description="alternatives per token; 0: of the drawn tokens only")
     echo: bool = False
     add_special_tokens: bool = True
+    max_tokens: int | None = Field(default=None, description="0: only with echo, which then is all there is")
 
 
 class CompletionLogprobs(Part):
-    """One entry per generated token, the one that ended the text included."""
+    """One entry per generated token, the one that ended the text included; with echo those of the prompt before them.
+
+    The first token of a prompt has no score: None.
+    """
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]] | None
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None] | None
     text_offset: list[int]
 
 
