@@ -46,7 +46,7 @@ def make_app(service: Service) -> ASGIApp:
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(ReplaySSMError, _own_error)
     app.add_exception_handler(ClientGoneError, _client_gone)
-    return Guard(app, service.limits, service.settings.api_key)
+    return Guard(app, service.limits, service.settings.api_key, lambda: service.gate.stopping)
 
 
 def _add_routes(app: FastAPI, service: Service) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
+from functools import partial
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from trtllm_replayssm.errors import RequestError
 from trtllm_replayssm.runtime.llm import CompletionOutput, RequestOutput
+from trtllm_replayssm.runtime.server.answers import entries, whole_json, written
 from trtllm_replayssm.runtime.server.completions import has_news, usage_of
 from trtllm_replayssm.runtime.server.logprobs import chat_logprobs
 from trtllm_replayssm.runtime.server.protocol.chat import (
@@ -53,9 +55,8 @@ class Chat:
         service = self._service
         service.check_model(body.model)
         refuse_tools(body.tools, body.tool_choice)
-        mask = await service.mask(body.response_format)
         params = sampling_params(
-            body, service.limits, max_tokens=_max_tokens(body), logprobs=_logprobs(body), mask=mask
+            body, service.limits, max_tokens=_max_tokens(body), logprobs=_logprobs(body)
         )
         text = await service.render(
             [message.plain() for message in body.messages],
@@ -65,7 +66,9 @@ class Chat:
         ids = await service.prompt(
             text, field="messages", add_special_tokens=body.add_special_tokens, keep=body.truncate_prompt_tokens
         )
-        run = service.start([ids], params, streaming=body.stream, priority=body.priority)
+        run = await service.start_guided(
+            [ids], params, body.response_format, streaming=body.stream, priority=body.priority, receive=request.receive
+        )
         try:
             call = _Call(body, new_id("chatcmpl-"), int(time.time()))
             if body.stream:
@@ -75,10 +78,11 @@ class Chat:
             run.close()
             raise
         run.close()
-        return Response(self._whole(call, output).model_dump_json(), media_type="application/json")
+        text = await written(service, entries([output], params.logprobs), lambda: self._whole(call, output))
+        return Response(text, media_type="application/json")
 
-    def _whole(self, call: _Call, output: RequestOutput) -> ChatCompletion:
-        choices = [
+    def _whole(self, call: _Call, output: RequestOutput) -> str:
+        choices = (
             ChatChoice(
                 index=choice.index,
                 message=Reply(role="assistant", content=choice.text),
@@ -88,10 +92,11 @@ class Chat:
                 stop_reason=choice.stop_reason,
             )
             for choice in output.outputs
-        ]
-        return ChatCompletion(
-            id=call.id, created=call.created, model=call.body.model, choices=choices, usage=usage_of([output])
         )
+        shell = ChatCompletion(
+            id=call.id, created=call.created, model=call.body.model, choices=[], usage=usage_of([output])
+        )
+        return whole_json(shell, choices)
 
     async def _events(self, call: _Call, run: Run) -> AsyncGenerator[str, None]:
         body, ended = call.body, set[int]()
@@ -108,10 +113,14 @@ class Chat:
                     continue
                 if choice.finish_reason is not None:
                     ended.add(choice.index)
-                yield event(call.chunk([self._piece(body, choice)]), leave_out=leave_out)
+                write = partial(self._news, call, choice, leave_out)
+                yield await written(self._service, entries([output], _logprobs(body)), write)
         if usage and latest is not None:
             yield event(call.chunk([], usage_of([latest])))
         yield DONE
+
+    def _news(self, call: _Call, choice: CompletionOutput, leave_out: frozenset[str]) -> str:
+        return event(call.chunk([self._piece(call.body, choice)]), leave_out=leave_out)
 
     def _piece(self, body: ChatRequest, choice: CompletionOutput) -> ChatChunkChoice:
         return ChatChunkChoice(

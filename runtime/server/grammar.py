@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,13 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trtllm_replayssm.errors import RequestError, UnsupportedError
-from trtllm_replayssm.runtime.sampling.mask import LogitsMask
-from trtllm_replayssm.runtime.server.protocol.common import ResponseFormat
+from trtllm_replayssm.runtime.server.grammar_worker import compile_schema
 from trtllm_replayssm.runtime.text.token_bytes import TokenBytes
-
-MAX_DEPTH = 64
-CACHE_BYTES = 64 << 20
-_ANY_OBJECT = '{"type": "object"}'
 
 
 class GrammarMask:
@@ -62,7 +56,10 @@ class GrammarMask:
 
 
 class Grammars:
-    """Compiles response formats for one vocabulary. Raises UnsupportedError where xgrammar is not installed."""
+    """Compiles JSON schemas for one vocabulary; tokenizer: xgrammar's description of it.
+
+    Raises UnsupportedError where xgrammar is not installed.
+    """
 
     def __init__(self, tokens: TokenBytes, num_tokens: int, vocab: int, end_ids: Sequence[int]) -> None:
         """num_tokens: ids that the tokenizer knows, at most vocab, the model's."""
@@ -80,47 +77,21 @@ class Grammars:
         info = xgrammar.TokenizerInfo(
             pieces, xgrammar.VocabType.RAW, vocab_size=vocab, stop_token_ids=list(end_ids), add_prefix_space=False
         )
-        self._compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_limit_bytes=CACHE_BYTES)
+        self.tokenizer = str(info.serialize_json())
+        self._compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
         self._matcher = xgrammar.GrammarMatcher
         self._vocab = vocab
         self._end_ids = tuple(end_ids)
 
-    def mask(self, wanted: ResponseFormat, schema_bytes: int) -> LogitsMask:
-        """The mask of a json_object or json_schema format. Raises RequestError for a schema that does not compile."""
-        schema = _schema_text(wanted, schema_bytes)
+    def compile(self, schema: str) -> Any:
+        """The grammar of a schema: an xgrammar.CompiledGrammar. Raises RequestError for one that does not compile."""
         try:
-            compiled = self._compiler.compile_json_schema(
-                _ANY_OBJECT if schema is None else schema,
-                strict_mode=schema is not None,
-                any_whitespace=False,  # a model that loops on blanks would never come to the end
-            )
+            return compile_schema(self._compiler, schema)
         except Exception as error:  # xgrammar raises what its C++ side throws
             raise RequestError(
                 "request", "response_format", expected="a JSON schema that compiles", got=str(error)[:200]
             ) from error
-        return GrammarMask(self._matcher(compiled), self._vocab, self._end_ids)
 
-
-def _schema_text(wanted: ResponseFormat, limit: int) -> str | None:
-    if wanted.type == "json_object":
-        return None
-    if wanted.json_schema is None:
-        raise RequestError("request", "response_format", expected="json_schema beside its type", got="none")
-    schema = wanted.json_schema.schema_
-    if _depth(schema) > MAX_DEPTH:
-        raise RequestError("request", "response_format", expected=f"at most {MAX_DEPTH} levels", got="more")
-    text = json.dumps(schema)
-    if len(text) > limit:
-        raise RequestError("request", "response_format", expected=f"at most {limit} bytes", got=len(text))
-    return text
-
-
-def _depth(value: object) -> int:
-    """Levels of nesting, without recursion: the value comes from outside."""
-    deepest, todo = 0, [(value, 1)]
-    while todo:
-        item, level = todo.pop()
-        deepest = max(deepest, level)
-        children = item.values() if isinstance(item, dict) else item if isinstance(item, list) else ()
-        todo.extend((child, level + 1) for child in children)
-    return deepest
+    def mask(self, grammar: Any) -> GrammarMask:
+        """A mask of a grammar of `compile`, at its beginning."""
+        return GrammarMask(self._matcher(grammar), self._vocab, self._end_ids)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
+from collections.abc import Callable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -21,6 +22,8 @@ from trtllm_replayssm.runtime.server.errors import (
     error_response,
 )
 from trtllm_replayssm.runtime.server.limits import Limits
+from trtllm_replayssm.runtime.server.run import STOPPED
+from trtllm_replayssm.runtime.server.stream import EVENTS, error_event
 
 _LOG = logging.getLogger(__name__)
 # Without a key: liveness for load balancers, counters, and the page that shows them. No text and no tokens.
@@ -30,8 +33,10 @@ OPEN_PATHS = frozenset({"/", "/status.json", "/health", "/version", "/metrics", 
 class Guard:
     """Wraps the application."""
 
-    def __init__(self, app: ASGIApp, limits: Limits, api_key: str | None) -> None:
+    def __init__(self, app: ASGIApp, limits: Limits, api_key: str | None, stopping: Callable[[], bool]) -> None:
+        """stopping: whether the server stops, so that a task that is cancelled is to answer that."""
         self._app = app
+        self._stopping = stopping
         self._limits = limits
         self._api_key = None if api_key is None else api_key.encode()
 
@@ -41,11 +46,15 @@ class Guard:
             await self._app(scope, receive, send)
             return
         scope = origin_form(scope)
-        started = False
+        started = streaming = False
 
         async def sending(message: Message) -> None:
-            nonlocal started
-            started = started or message["type"] == "http.response.start"
+            nonlocal started, streaming
+            if message["type"] == "http.response.start":
+                started = True
+                streaming = (b"content-type", EVENTS) in message["headers"]
+            elif not message.get("more_body", False):
+                streaming = False
             await send(message)
 
         try:
@@ -58,6 +67,14 @@ class Guard:
         except ReplaySSMError as error:
             status, content, headers = describe(error)
             await error_response(status, content, {**headers, **_CLOSE})(scope, receive, send)
+        except asyncio.CancelledError:  # what is left when the server's time to stop has run out
+            if not self._stopping() or (started and not streaming):
+                raise
+            stopped = error_object(503, STOPPED, code="server_stopping")
+            if streaming:
+                await sending({"type": "http.response.body", "body": error_event(stopped), "more_body": False})
+            else:
+                await error_response(503, stopped, _CLOSE)(scope, receive, send)
         except Exception as error:
             _LOG.exception("%s %s failed", scope["method"], scope["path"])
             if not started:

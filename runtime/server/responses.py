@@ -81,11 +81,12 @@ class Responses:
             temperature=body.temperature,
             top_p=body.top_p,
             seed=None if body.seed is None else body.seed % SEEDS,
-            logits_mask=await service.mask(_format(body)),
         )
         text = await service.render(_messages(body), add_generation_prompt=True, extra=None)
         ids = await service.prompt(text, field="input")
-        run = service.start([ids], params, streaming=body.stream)
+        run = await service.start_guided(
+            [ids], params, _format(body), streaming=body.stream, receive=request.receive
+        )
         try:
             call = _Call(body)
             if body.stream:

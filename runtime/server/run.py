@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 
@@ -10,6 +11,8 @@ from trtllm_replayssm.errors import RequestError
 from trtllm_replayssm.runtime.llm import RequestHandle, RequestOutput
 from trtllm_replayssm.runtime.server.errors import GenerationError, OverloadedError
 from trtllm_replayssm.runtime.server.limits import Limits
+
+STOPPED = "the server stopped first"
 
 
 class Gate:
@@ -23,7 +26,9 @@ class Gate:
         self.inside = 0
         self.refused = 0
         self.stopping = False
-        self.drain_seconds = limits.drain_seconds
+        self.cut = False  # nobody who is inside may finish any more
+        self._drain_seconds = limits.drain_seconds
+        self._deadline: float | None = None
 
     def enter(self, choices: int, wait_seconds: float) -> None:
         """Admit, or raise OverloadedError. wait_seconds: what the queue lately took, for Retry-After.
@@ -51,8 +56,21 @@ class Gate:
         if self.stopping:
             raise OverloadedError(
                 "request", expected="a server that goes on", got="one that stops", status=503,
-                retry_after=self.drain_seconds,
+                retry_after=self.seconds_left,
             )  # fmt: skip
+
+    def close(self, seconds: float) -> None:
+        """Admit nobody any more; who is inside has this long, or what was left before if that is less."""
+        self.stopping = True
+        until = time.monotonic() + seconds
+        self._deadline = until if self._deadline is None else min(until, self._deadline)
+
+    @property
+    def seconds_left(self) -> float:
+        """For who is inside when the server stops: after that another may have taken its place."""
+        if self._deadline is None:
+            return self._drain_seconds
+        return max(0.0, self._deadline - time.monotonic())
 
     def leave(self, choices: int) -> None:
         """What `enter` admitted has ended."""
@@ -97,6 +115,13 @@ class Run:
                 with suppress(asyncio.CancelledError):
                     await pump
 
+    def stop(self) -> None:
+        """The server stops: whoever reads gets that as an error now, whatever the engine is doing."""
+        for handle in self.handles:
+            if not handle.finished:
+                handle.abort()
+                handle.fail(GenerationError(STOPPED, status=503))
+
     def close(self) -> None:
         """Abort what runs; may be called twice."""
         if self._closed:
@@ -110,6 +135,8 @@ class Run:
 async def _awaited(handle: RequestHandle) -> RequestOutput:
     try:
         return await handle.aresult()
+    except GenerationError:
+        raise
     except Exception as error:  # whatever stopped the engine
         raise GenerationError("the engine stopped", status=500) from error
 
@@ -118,6 +145,8 @@ async def _outputs(handle: RequestHandle) -> AsyncIterator[RequestOutput]:
     try:
         async for output in handle:
             yield output
+    except GenerationError:
+        raise
     except Exception as error:  # whatever stopped the engine
         raise GenerationError("the engine stopped", status=500) from error
 
@@ -139,5 +168,5 @@ def _checked(output: RequestOutput) -> RequestOutput:
         if choice.finish_reason == "error":
             raise GenerationError(choice.error or "an unknown fault", status=500)
         if choice.finish_reason == "cancelled":
-            raise GenerationError("the server stopped first", status=503)
+            raise GenerationError(STOPPED, status=503)
     return output

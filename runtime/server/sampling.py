@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from trtllm_replayssm.errors import RequestError, UnsupportedError
-from trtllm_replayssm.runtime.sampling.mask import LogitsMask
 from trtllm_replayssm.runtime.sampling.params import SamplingParams
 from trtllm_replayssm.runtime.server.limits import Limits
 from trtllm_replayssm.runtime.server.protocol.common import SamplingFields
@@ -22,7 +21,7 @@ _SAME_NAME = (
 
 
 def sampling_params(
-    body: SamplingFields, limits: Limits, *, max_tokens: int | None, logprobs: int | None, mask: LogitsMask | None
+    body: SamplingFields, limits: Limits, *, max_tokens: int | None, logprobs: int | None
 ) -> SamplingParams:
     """The settings that a body asks for. Raises RequestError naming the field.
 
@@ -39,7 +38,6 @@ def sampling_params(
         stop=_stops(body.stop, limits),
         logit_bias=_bias(body.logit_bias),
         logprobs=logprobs,
-        logits_mask=mask,
     )
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
-import signal
 from types import FrameType
 
 import uvicorn
@@ -21,7 +21,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class DrainingServer(uvicorn.Server):
-    """A server whose first signal drains, and whose second one stops at once."""
+    """A server whose first signal drains; a second ends what runs with an error, a third ends the process."""
 
     def __init__(self, config: uvicorn.Config, service: Service) -> None:
         super().__init__(config)
@@ -40,12 +40,15 @@ class DrainingServer(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Called by the signal, in the main thread."""
-        if self._events is None or self._service.gate.stopping:
-            self.should_exit = True
-            self.force_exit = self.force_exit or sig == signal.SIGINT
-            return
-        self._service.gate.stopping = True
-        self._events.call_soon_threadsafe(self._drain)
+        gate = self._service.gate
+        if self._events is None or gate.cut:
+            self.should_exit = self.force_exit = True
+        elif gate.stopping:
+            gate.cut = True
+            self._events.call_soon_threadsafe(self._service.halt)
+        else:
+            gate.stopping = True
+            self._events.call_soon_threadsafe(self._drain)
 
     def _drain(self) -> None:
         _LOG.warning("stopping: new requests get 503, running ones have %g s", self._service.limits.drain_seconds)
@@ -69,7 +72,7 @@ def uvicorn_config(service: Service) -> uvicorn.Config:
         ws="none",
         lifespan="off",
         server_header=False,
-        timeout_graceful_shutdown=5,
+        timeout_graceful_shutdown=1,
         h11_max_incomplete_event_size=2 * settings.limits.header_bytes,
     )
 
@@ -78,7 +81,10 @@ def serve(llm: LLM, settings: ServerSettings, template: ChatTemplate | None) -> 
     """Serve until told to stop; returns then. The LLM stays the caller's."""
     service = Service(llm, settings, template)
     try:
-        service.prepare_grammars()
+        service.guided.prepare()
     except (UnsupportedError, RequestError) as reason:  # asked again, and answered with it, by requests
         _LOG.info("response_format is not served: %s", reason)
-    DrainingServer(uvicorn_config(service), service).run()
+    server = DrainingServer(uvicorn_config(service), service)
+    gc.collect()
+    gc.freeze()  # what was loaded stays: full collections, which hold every thread, need not walk it
+    server.run()

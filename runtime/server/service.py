@@ -6,6 +6,9 @@ import asyncio
 import secrets
 import time
 from collections.abc import Sequence
+from dataclasses import replace
+
+from starlette.types import Receive
 
 from trtllm_replayssm.errors import RequestError
 from trtllm_replayssm.runtime.llm import DEFAULT_PRIORITY, LLM, RequestHandle
@@ -13,12 +16,15 @@ from trtllm_replayssm.runtime.sampling.mask import LogitsMask
 from trtllm_replayssm.runtime.sampling.params import SamplingParams
 from trtllm_replayssm.runtime.server.errors import GenerationError, NotFoundError
 from trtllm_replayssm.runtime.server.grammar import Grammars
+from trtllm_replayssm.runtime.server.guided import Guided
 from trtllm_replayssm.runtime.server.logprobs import TokenNames
 from trtllm_replayssm.runtime.server.meters import Meters
 from trtllm_replayssm.runtime.server.offload import Workers
 from trtllm_replayssm.runtime.server.protocol.common import ResponseFormat
-from trtllm_replayssm.runtime.server.run import Gate, Run
+from trtllm_replayssm.runtime.server.run import STOPPED, Gate, Run
+from trtllm_replayssm.runtime.server.schema import is_guided
 from trtllm_replayssm.runtime.server.settings import ServerSettings
+from trtllm_replayssm.runtime.server.stream import unless_gone
 from trtllm_replayssm.runtime.text.chat_template import ChatTemplate
 from trtllm_replayssm.runtime.text.token_bytes import TokenBytes
 from trtllm_replayssm.runtime.text.tokenizer import Tokenizer
@@ -26,6 +32,8 @@ from trtllm_replayssm.runtime.text.tokenizer import Tokenizer
 LONG_TEXT = 1024  # characters or ids from which work is moved off the event loop
 TEXT_THREADS = 2
 CHARACTERS_PER_TOKEN = 16  # of a text that may still fit; ordinary text has about four
+POLL_SECONDS = 0.02
+ANSWER_SECONDS = 0.5  # for endpoints to say that the server stops
 MIN_TOKENS = 1 << 16  # /tokenize and /detokenize do that many, however short the model's sequences are
 
 
@@ -43,12 +51,13 @@ class Service:
         self.created = int(time.time())
         self._bytes = None if llm.tokenizer is None else TokenBytes(llm.tokenizer)
         self.names = TokenNames(self._bytes)
-        self._grammars: Grammars | None = None
-        self._compiling = asyncio.Lock()
+        self.guided = Guided(self._grammars, settings.limits)
+        self._masks: set[asyncio.Task[LogitsMask]] = set()  # of admitted requests whose schema is not compiled yet
         self._runs: set[Run] = set()
         waiting = self.limits.max_queue_size + 1
         self._texts = Workers("tokenizer", threads=TEXT_THREADS, max_waiting=waiting)
         self._renders = Workers("chat template", threads=1, max_waiting=waiting)
+        self.answers = Workers("answers", threads=1, max_waiting=self.gate.limit)
         self.max_tokens_of_text = max(MIN_TOKENS, llm.max_seq_len)
         self._max_characters = max(MIN_TOKENS, CHARACTERS_PER_TOKEN * llm.max_seq_len)
 
@@ -91,6 +100,8 @@ class Service:
         if isinstance(given, str):
             given = await self.encode(given, field=field, add_special_tokens=add_special_tokens)
         ids = given if keep is None else given[-keep:]
+        if not ids:
+            raise RequestError("request", field, expected="at least one token", got="an empty prompt")
         room = self.llm.max_seq_len - 1
         if len(ids) > room:
             raise RequestError(
@@ -99,14 +110,14 @@ class Service:
             )  # fmt: skip
         return ids
 
-    async def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+    async def decode(self, ids: Sequence[int], *, skip_special_tokens: bool, field: str = "tokens") -> str:
         """Token ids -> text; RequestError names an id that the model does not have. Many in another thread."""
         tokenizer, vocab, limit = self.tokenizer, self.llm.geometry.vocab, self.max_tokens_of_text
         if len(ids) > limit:
             raise RequestError("request", "tokens", expected=f"at most {limit} token ids", got=len(ids))
         wrong = min(ids, default=0) if min(ids, default=0) < 0 else max(ids, default=0)
         if not 0 <= wrong < vocab:
-            raise RequestError("request", "tokens", expected=f"token ids in 0..{vocab - 1}", got=str(wrong)[:40])
+            raise RequestError("request", field, expected=f"token ids in 0..{vocab - 1}", got=str(wrong)[:40])
         if len(ids) < LONG_TEXT:
             return tokenizer.decode(ids, skip_special_tokens)
         return await self._texts.run(lambda: tokenizer.decode(ids, skip_special_tokens))
@@ -122,25 +133,42 @@ class Service:
             lambda: template.render(messages, add_generation_prompt=add_generation_prompt, extra=extra)
         )
 
-    async def mask(self, wanted: ResponseFormat | None) -> LogitsMask | None:
-        """The token mask of a response format; None for plain text. Compiles in another thread."""
-        if wanted is None or wanted.type == "text":
-            return None
-        async with self._compiling:
-            return await asyncio.to_thread(self._mask, wanted)
+    def _grammars(self) -> Grammars:
+        geometry = self.llm.geometry
+        if self._bytes is None:
+            raise RequestError("request", "response_format", expected="text (there is no tokenizer)", got="JSON")
+        return Grammars(self._bytes, self._bytes.count or geometry.vocab, geometry.vocab, geometry.eos_ids)
 
-    def prepare_grammars(self) -> Grammars:
-        """The grammar compiler; slow the first time. Raises UnsupportedError or RequestError where there is none."""
-        if self._grammars is None:
-            geometry = self.llm.geometry
-            if self._bytes is None:
-                raise RequestError("request", "response_format", expected="text (there is no tokenizer)", got="JSON")
-            known = self._bytes.count or geometry.vocab
-            self._grammars = Grammars(self._bytes, known, geometry.vocab, geometry.eos_ids)
-        return self._grammars
+    async def start_guided(
+        self,
+        prompts: Sequence[Sequence[int]],
+        params: SamplingParams,
+        wanted: ResponseFormat | None,
+        *,
+        streaming: bool,
+        receive: Receive,
+        priority: float = DEFAULT_PRIORITY,
+    ) -> Run:
+        """As `start`, for text that may have to fit a response format: first admitted, then its schema compiles.
 
-    def _mask(self, wanted: ResponseFormat) -> LogitsMask:
-        return self.prepare_grammars().mask(wanted, self.limits.schema_bytes)
+        receive: the connection's events. Raises also UnsupportedError, ClientGoneError when the client leaves first.
+        """
+        if wanted is None or not is_guided(wanted):
+            return self.start(prompts, params, streaming=streaming, priority=priority)
+        choices = len(prompts) * params.n
+        self._admit(choices)
+        compiling = asyncio.ensure_future(self.guided.mask(wanted))
+        self._masks.add(compiling)
+        try:
+            mask = await unless_gone(receive, compiling)
+        except BaseException as error:
+            self.gate.leave(choices)
+            if isinstance(error, asyncio.CancelledError) and self.gate.cut:
+                raise GenerationError(STOPPED, status=503) from None
+            raise
+        finally:
+            self._masks.discard(compiling)
+        return self._launch(prompts, [replace(params, logits_mask=mask)] * len(prompts), streaming, priority)
 
     def start(
         self,
@@ -154,11 +182,21 @@ class Service:
 
         Raises RequestError, OverloadedError, GenerationError; nothing runs then.
         """
+        each = [params] * len(prompts) if isinstance(params, SamplingParams) else params
+        self._admit(sum(settings.n for settings in each))
+        return self._launch(prompts, each, streaming, priority)
+
+    def _admit(self, choices: int) -> None:
+        """Take choices in, to be given back to the gate. Raises RequestError, OverloadedError, GenerationError."""
         if self.llm.failure is not None:
             raise GenerationError("the engine stopped", status=500)
-        each = [params] * len(prompts) if isinstance(params, SamplingParams) else params
-        choices = sum(settings.n for settings in each)
         self.gate.enter(choices, self.meters.recent_wait())
+
+    def _launch(
+        self, prompts: Sequence[Sequence[int]], each: Sequence[SamplingParams], streaming: bool, priority: float
+    ) -> Run:
+        """Hand admitted prompts to the engine."""
+        choices = sum(settings.n for settings in each)
         handles: list[RequestHandle] = []
         try:
             for ids, settings in zip(prompts, each, strict=True):
@@ -179,17 +217,24 @@ class Service:
         return run
 
     async def drain(self) -> None:
-        """Admit nobody any more, wait for what runs, at most drain_seconds; then abort it. Returns when all ended."""
-        self.gate.stopping = True
-        deadline = time.monotonic() + self.limits.drain_seconds
-        while self._runs and time.monotonic() < deadline:
-            await asyncio.sleep(0.02)
+        """Admit nobody any more, wait for who was admitted, at most drain_seconds, then `halt`. Returns at the end."""
+        self.gate.close(self.limits.drain_seconds)
+        while self.gate.inside and not self.gate.cut and self.gate.seconds_left:
+            await asyncio.sleep(POLL_SECONDS)
+        self.halt()
+        deadline = time.monotonic() + ANSWER_SECONDS
+        while self.gate.inside and time.monotonic() < deadline:
+            await asyncio.sleep(POLL_SECONDS)
+
+    def halt(self) -> None:
+        """End at once, with an error, whatever has been admitted; nobody is admitted any more."""
+        self.gate.close(0.0)
+        self.gate.cut = True
+        for compiling in tuple(self._masks):
+            compiling.cancel()
         for run in tuple(self._runs):
-            for handle in run.handles:
-                handle.abort()
-        deadline = time.monotonic() + 1.0  # their endpoints answer 503 now
-        while self._runs and time.monotonic() < deadline:
-            await asyncio.sleep(0.02)
+            run.stop()
+        self.guided.close()
 
 
 def new_id(kind: str) -> str:

@@ -17,6 +17,7 @@ from trtllm_replayssm.runtime.server.errors import describe
 
 Result = TypeVar("Result")
 DONE = "data: [DONE]\n\n"
+EVENTS = b"text/event-stream; charset=utf-8"
 _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # no proxy may hold events back
 CLIENT_CLOSED = 499  # nobody reads it; access logs show it
 
@@ -31,7 +32,12 @@ def event(part: BaseModel, *, name: str | None = None, leave_out: frozenset[str]
     return f"{head}data: {part.model_dump_json(exclude=set(leave_out))}\n\n"
 
 
-async def unless_gone(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:
+def error_event(content: dict[str, Any]) -> bytes:
+    """The end of a stream that cannot go on: its error object, then the end mark."""
+    return f"data: {json.dumps(content)}\n\n{DONE}".encode()
+
+
+async def unless_gone(receive: Receive, work: Coroutine[Any, Any, Result] | asyncio.Future[Result]) -> Result:
     """The result of `work`, which is cancelled when the client leaves. Raises ClientGoneError then."""
     task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_gone(receive))
     try:
@@ -47,7 +53,7 @@ class EventStream(Response):
     """Server-sent events of an iterator. It is closed, and `on_close` called, when the client leaves at any time."""
 
     def __init__(self, events: AsyncGenerator[str, None], on_close: Callable[[], None]) -> None:
-        super().__init__(media_type="text/event-stream", headers=_HEADERS)
+        super().__init__(headers={**_HEADERS, "Content-Type": EVENTS.decode()})
         del self.headers["content-length"]
         self._events = events
         self._on_close = on_close
@@ -70,8 +76,7 @@ class EventStream(Response):
                 async for text in events:
                     await send({"type": "http.response.body", "body": text.encode(), "more_body": True})
         except ReplaySSMError as error:  # the status line is out, so the error travels as an event
-            body = f"data: {json.dumps(describe(error)[1])}\n\n{DONE}"
-            await send({"type": "http.response.body", "body": body.encode(), "more_body": True})
+            await send({"type": "http.response.body", "body": error_event(describe(error)[1]), "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 

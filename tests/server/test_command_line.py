@@ -171,8 +171,7 @@ def test_a_second_signal_stops_at_once() -> None:
         wait_for(lambda: httpx.get(f"{server.url}/health").status_code == 503, "draining")
         server.process.send_signal(signal.SIGINT)
         assert server.process.wait(15) == 0
-        with pytest.raises((httpx.HTTPError, AssertionError)):
-            assert running.result(10) != "cut"
+        assert running.result(10) == "stopped"
 
 
 def test_free_ports_are_free() -> None:

@@ -113,7 +113,7 @@ def test_nothing_that_the_openapi_description_allows_is_a_5xx() -> None:
     checked = {}
     with serving(machine(), **LIMITS) as server:
         with suppress(UnsupportedError):  # where xgrammar is not installed
-            server.prepare_grammars()
+            server.guided.prepare()
         schema = schemathesis.openapi.from_asgi("/openapi.json", make_app(server))
         for found in schema.get_all_operations():
             operation = found.ok()

@@ -14,6 +14,7 @@ from trtllm_replayssm import LLM, MTPDecodingConfig, NGramDecodingConfig
 from trtllm_replayssm.errors import RequestError
 from trtllm_replayssm.runtime.server.grammar import GrammarMask, Grammars
 from trtllm_replayssm.runtime.server.protocol.common import JsonSchema, ResponseFormat
+from trtllm_replayssm.runtime.server.schema import schema_text
 from trtllm_replayssm.runtime.server.service import Service
 from trtllm_replayssm.runtime.text.token_bytes import TokenBytes
 from trtllm_replayssm.runtime.text.tokenizer import load_tokenizer
@@ -100,9 +101,11 @@ def grammars() -> Grammars:
 
 
 def mask_of(grammars: Grammars) -> GrammarMask:
-    mask = grammars.mask(ResponseFormat(type="json_schema", json_schema=JsonSchema(schema=SCHEMA)), 1 << 16)
-    assert isinstance(mask, GrammarMask)
-    return mask
+    return grammars.mask(grammars.compile(text_of(SCHEMA)))
+
+
+def text_of(schema: dict[str, Any], limit: int = 1 << 16) -> str:
+    return schema_text(ResponseFormat(type="json_schema", json_schema=JsonSchema(schema=schema)), limit)
 
 
 def test_a_mask_looks_ahead_behind_drafts_and_forgets_them(grammars: Grammars) -> None:
@@ -139,19 +142,20 @@ def test_special_tokens_are_no_text(grammars: Grammars) -> None:
 )
 def test_a_schema_that_does_not_compile_is_refused_by_name(grammars: Grammars, schema: dict[str, Any]) -> None:
     with pytest.raises(RequestError) as caught:
-        grammars.mask(ResponseFormat(type="json_schema", json_schema=JsonSchema(schema=schema)), 1 << 16)
+        grammars.compile(text_of(schema))
     assert caught.value.argument == "response_format"
 
 
-def test_schemas_too_deep_or_too_long_are_refused(grammars: Grammars) -> None:
+def test_schemas_too_deep_too_long_or_of_too_many_values_are_refused() -> None:
     deep: dict[str, Any] = {}
     for _ in range(500):
         deep = {"items": deep}
-    for schema in (deep, {"enum": ["x" * 5000]}):
-        with pytest.raises(RequestError, match="response_format"):
-            grammars.mask(ResponseFormat(type="json_schema", json_schema=JsonSchema(schema=schema)), 4096)
+    refused = ((deep, "64 levels"), ({"enum": ["x" * 5000]}, "4096 bytes"), ({"enum": [0] * 9000}, "8192 values"))
+    for schema, limit in refused:
+        with pytest.raises(RequestError, match=f"response_format: expected at most {limit}"):
+            text_of(schema, 4096)
     with pytest.raises(RequestError, match="response_format"):
-        grammars.mask(ResponseFormat(type="json_schema"), 4096)
+        schema_text(ResponseFormat(type="json_schema"), 4096)
 
 
 def test_a_tokenizer_that_does_not_tell_its_vocabulary_still_works() -> None:
