@@ -9,7 +9,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from trtllm_replayssm.graph import MoeNames
-from trtllm_replayssm.ops.reference import gdn, mamba2
 from trtllm_replayssm.runtime.session.step_context import Phase, StepContext
 from trtllm_replayssm.runtime.session.torch_moe import route, routed_experts
 from trtllm_replayssm.runtime.session.torch_state_ops import StateOps
@@ -61,7 +60,8 @@ class TorchGraph:
         return list(x.split(list(sizes), dim=-1))
 
     def split_heads(self, x: Tensor, heads: int) -> Tensor:
-        return x.reshape(*x.shape[:-1], heads, -1)
+        split: Tensor = x.unflatten(-1, (heads, -1))  # always a view
+        return split
 
     def merge_heads(self, x: Tensor) -> Tensor:
         return x.flatten(-2)
@@ -104,9 +104,10 @@ class TorchGraph:
         self, x: Tensor, k: Tensor, q: Tensor, dt: Tensor, *, layer: int, shape: SsmShape,
         a_log: str, d_skip: str, dt_bias: str,
     ) -> Tensor:  # fmt: skip
+        decay = self._state_ops.discretise(self._ctx, layer, dt, self._weights.vector(dt_bias))
         o = self._state_ops.mamba2(
             self._ctx, layer, self.split_heads(x, shape.heads), self.split_heads(k, shape.groups),
-            self.split_heads(q, shape.groups), mamba2.discretise(dt, self._weights.vector(dt_bias)),
+            self.split_heads(q, shape.groups), decay,
             -self._weights.vector(a_log).exp(), self._weights.vector(d_skip),
         )  # fmt: skip
         return self.merge_heads(o)
@@ -115,7 +116,8 @@ class TorchGraph:
         self, q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, *, layer: int, shape: SsmShape,
         a_log: str, dt_bias: str,
     ) -> Tensor:  # fmt: skip
-        g, beta = gdn.gates(a, b, self._weights.vector(a_log), self._weights.vector(dt_bias))
+        a_vector, bias = self._weights.vector(a_log), self._weights.vector(dt_bias)
+        g, beta = self._state_ops.gates(self._ctx, layer, a, b, a_vector, bias)
         o = self._state_ops.gdn(
             self._ctx, layer, self.split_heads(q, shape.groups), self.split_heads(k, shape.groups),
             self.split_heads(v, shape.heads), g, beta,

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from trtllm_replayssm.ops.layer_state import ConventionalLayerState, ReplayLayerState, StepRows
-from trtllm_replayssm.ops.native import NativeOps
+from trtllm_replayssm.ops.native import Convolution, NativeOps
 from trtllm_replayssm.ops.reference import commit, conv1d, flush, gdn, mamba2, prefill
 from trtllm_replayssm.runtime.pools.state_pools import StatePools
 from trtllm_replayssm.runtime.session.step_context import Phase, StepContext
@@ -22,6 +22,7 @@ class StateOps:
     def __init__(self, pools: StatePools, native: NativeOps | None = None) -> None:
         self._pools = pools
         self._native = native
+        self._waiting: Convolution | None = None
 
     @property
     def native(self) -> NativeOps | None:
@@ -37,12 +38,40 @@ class StateOps:
         move(self._pools.replay, self._pools.cursors, rows, accepted)
 
     def conv1d(self, ctx: StepContext, layer: int, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """SiLU of the convolution over the layer's window, in x's type."""
+        """SiLU of the convolution over the layer's window, in x's type.
+
+        HAZARD: with the kernels it runs together with the decay inputs of the same layer (`discretise`, `gates`); until
+        then only views of the result may be taken.
+        """
         window = self._pools.windows[layer]
-        if self._native is not None:
-            prompt = ctx.phase is Phase.PREFILL
-            return self._native.conv1d(window, self._pools.cursors, ctx.rows, x, weight, bias, prompt=prompt)
-        return conv1d.conv1d_update(window, self._pools.cursors, ctx.rows, x, weight, bias).to(x.dtype)
+        if self._native is None:
+            return conv1d.conv1d_update(window, self._pools.cursors, ctx.rows, x, weight, bias).to(x.dtype)
+        out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        self._waiting = Convolution(layer, window, x, weight[:, 0], bias, out, prompt=ctx.phase is Phase.PREFILL)
+        return out
+
+    def discretise(self, ctx: StepContext, layer: int, dt: Tensor, dt_bias: Tensor) -> Tensor:
+        """Mamba-2: softplus(dt + dt_bias), [B, T, H] float32."""
+        if self._native is None:
+            return mamba2.discretise(dt, dt_bias)
+        return self._inputs(ctx, layer, dt, None, dt_bias, None)[0]
+
+    def gates(
+        self, ctx: StepContext, layer: int, a: Tensor, b: Tensor, a_log: Tensor, dt_bias: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """GDN: log-decay -exp(a_log) softplus(a + dt_bias) and beta = sigmoid(b), [B, T, H] float32."""
+        if self._native is None:
+            return gdn.gates(a, b, a_log, dt_bias)
+        return self._inputs(ctx, layer, a, b, dt_bias, a_log)
+
+    def _inputs(
+        self, ctx: StepContext, layer: int, decay: Tensor, beta: Tensor | None, dt_bias: Tensor, a_log: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Run the convolution that waits, with the decay inputs of its layer."""
+        conv, self._waiting = self._waiting, None
+        assert self._native is not None and conv is not None and conv.layer == layer, "a convolution comes first"
+        cursors, shape = self._pools.cursors, self._pools.geometry.ssm
+        return self._native.ssm_inputs(shape, conv, cursors, ctx.rows, decay, beta, dt_bias, a_log=a_log)
 
     def mamba2(
         self, ctx: StepContext, layer: int, x: Tensor, k: Tensor, q: Tensor, dt: Tensor, a: Tensor, d_skip: Tensor

@@ -17,7 +17,7 @@ from trtllm_replayssm.dtypes import StateFormat
 from trtllm_replayssm.errors import ConfigError, ContractError, UnsupportedError
 from trtllm_replayssm.ops import _abi, library, torch_ops
 from trtllm_replayssm.ops.layer_state import CursorTensors, ReplayLayerState, StepRows
-from trtllm_replayssm.ops.native import NativeOps
+from trtllm_replayssm.ops.native import Convolution, NativeOps
 from trtllm_replayssm.ops.views import aligned, view
 from trtllm_replayssm.runtime.session import native_ops as choice
 from trtllm_replayssm.shapes import SsmKind
@@ -67,12 +67,32 @@ def test_convolution_and_norm_give_the_shape_and_type_of_their_input(prompt: boo
     with FakeTensorMode():
         ops, (_, cursors) = NativeOps(FakeLibrary(0), CPU), layer(SsmKind.GDN)  # type: ignore[arg-type]
         x = torch.zeros(2, 3, 40, dtype=torch.float16)[..., 8:24]
-        rows = StepRows(torch.tensor([1, -1]), torch.tensor([2, 2]), torch.tensor([0]))
-        window, weight = torch.zeros(5, 6, 16, dtype=torch.float16), torch.zeros(16, 1, 4)
-        out = ops.conv1d(window, cursors, rows, x, weight, None, prompt=prompt)
+        window, weight = torch.zeros(5, 6, 16, dtype=torch.float16), torch.zeros(16, 4)
+        row = torch.zeros(2, dtype=torch.int32)
+        operation = torch.ops.replayssm.conv1d_prefill if prompt else torch.ops.replayssm.conv1d_update
+        out = operation(
+            flags=0, slot=row, num_tokens=row, position=cursors.position, x=x, weight=weight, bias=None, window=window
+        )
         normed = ops.gated_rms_norm(out, x, torch.zeros(16), 1e-5, groups=2, gate_first=True)
         for got in (out, normed):
             assert got.shape == (2, 3, 16) and got.dtype is torch.float16 and got.is_contiguous()
+
+
+@pytest.mark.parametrize("prompt", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
+def test_decay_inputs_are_float32_of_every_head(kind: SsmKind, prompt: bool) -> None:
+    with FakeTensorMode():
+        ops, (state, cursors) = NativeOps(FakeLibrary(0), CPU), layer(kind)  # type: ignore[arg-type]
+        rows = StepRows(torch.tensor([1, -1]), torch.tensor([2, 2]), torch.tensor([0]))
+        x, heads = torch.zeros(2, 3, 16, dtype=torch.float16), torch.zeros(2, 3, state.shape.heads, dtype=torch.float16)
+        conv = Convolution(0, torch.zeros(5, 6, 16), x, torch.zeros(16, 4), None, torch.zeros_like(x), prompt)
+        vector, gdn = torch.zeros(state.shape.heads), kind is SsmKind.GDN
+        decay, beta = ops.ssm_inputs(
+            state.shape, conv, cursors, rows, heads, heads if gdn else None, vector, a_log=vector if gdn else None
+        )
+        for got in (decay, beta):
+            assert got.shape == heads.shape and got.dtype is torch.float32
+        assert (beta is decay) == (kind is SsmKind.MAMBA2)
 
 
 @pytest.mark.parametrize("kind", KINDS)

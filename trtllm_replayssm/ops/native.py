@@ -6,6 +6,9 @@ there is no switch within a step.
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -13,10 +16,27 @@ from trtllm_replayssm.config import ReplayConfig
 from trtllm_replayssm.errors import ReplaySSMError
 from trtllm_replayssm.ops import _abi, torch_ops
 from trtllm_replayssm.ops.layer_state import CursorTensors, ReplayLayerState, StepRows
-from trtllm_replayssm.shapes import SsmKind
+from trtllm_replayssm.shapes import SsmKind, SsmShape
 
 _KINDS = {SsmKind.MAMBA2: _abi.Kind.MAMBA2, SsmKind.GDN: _abi.Kind.GDN}
 _ACTIVATIONS = (torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """A convolution that has not run: its launch waits for the decay inputs of the same layer.
+
+    window [S, R, D] and x, out [B, T, D] in the activation type; weight [D, K] and bias [D] float32. `out` is filled by
+    `NativeOps.ssm_inputs`; until then only views of it may be taken. prompt: a chunk of a prompt, of any length.
+    """
+
+    layer: int
+    window: Tensor
+    x: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    out: Tensor
+    prompt: bool
 
 
 class NativeOps:
@@ -55,17 +75,24 @@ class NativeOps:
         tokens = {"value": v, "k": k, "q": q, "dt": None, "a": None, "skip": None, "log_decay": g, "beta": beta}
         return self._update(state, cursors, rows, tokens)
 
-    def conv1d(
-        self, window: Tensor, cursors: CursorTensors, rows: StepRows, x: Tensor, weight: Tensor, bias: Tensor | None,
-        *, prompt: bool,
-    ) -> Tensor:  # fmt: skip
-        """As `reference.conv1d.conv1d_update`, in x's type; prompt: a chunk of a prompt, which may have any length."""
-        operation = torch.ops.replayssm.conv1d_prefill if prompt else torch.ops.replayssm.conv1d_update
-        out: Tensor = operation(
-            flags=0, slot=rows.slot.int(), num_tokens=rows.num_tokens.int(), position=cursors.position, x=x,
-            weight=weight[:, 0], bias=bias, window=window,
+    def ssm_inputs(
+        self, shape: SsmShape, conv: Convolution, cursors: CursorTensors, rows: StepRows, decay: Tensor,
+        beta: Tensor | None, dt_bias: Tensor, *, a_log: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """Run a convolution, and in the same launch make the decay inputs [B, T, H] float32 of the recurrence.
+
+        decay [B, T, H]: raw dt (Mamba-2: returned after softplus, twice) or a (GDN: returned log-decay and beta).
+        """
+        operation = torch.ops.replayssm.ssm_inputs_prefill if conv.prompt else torch.ops.replayssm.ssm_inputs_update
+        decay_out = torch.empty(decay.shape, device=decay.device)
+        beta_out = None if beta is None else torch.empty_like(decay_out)
+        operation(
+            kind=int(_KINDS[shape.kind]), flags=0, dt_low=0.0, dt_high=math.inf, slot=rows.slot.int(),
+            num_tokens=rows.num_tokens.int(), position=cursors.position, x=conv.x, weight=conv.weight, bias=conv.bias,
+            decay_in=decay, beta_in=beta, dt_bias=dt_bias, a_log=a_log, window=conv.window, out=conv.out,
+            decay_out=decay_out, beta_out=beta_out,
         )  # fmt: skip
-        return out
+        return decay_out, decay_out if beta_out is None else beta_out
 
     def gated_rms_norm(
         self, x: Tensor, gate: Tensor, weight: Tensor, eps: float, *, groups: int, gate_first: bool

@@ -22,7 +22,7 @@ from trtllm_replayssm.ops.views import aligned, channels_last, current_stream, v
 
 Call = Callable[[dict[str, Any], dict[str, float], int], None]
 WIDE_INPUTS = ("value", "k", "q")  # read 16 bytes at a time
-CHANNEL_INPUTS = ("x", "gate")  # channels contiguous, rows anywhere
+CHANNEL_INPUTS = ("x", "gate", "decay_in", "beta_in")  # channels contiguous, rows anywhere
 _CONTEXT = "slot num_tokens"
 _TOKENS = "value k q dt? a? skip? log_decay? beta?"
 
@@ -84,11 +84,21 @@ CONV1D_UPDATE, CONV1D_PREFILL = (
     Signature.of(name, "flags", f"{_CONTEXT} position x weight bias?", "window", like="x")
     for name in ("conv1d_update", "conv1d_prefill")
 )
+SSM_INPUTS_UPDATE, SSM_INPUTS_PREFILL = (
+    Signature.of(
+        name,
+        "kind flags dt_low:float dt_high:float",
+        f"{_CONTEXT} position x weight bias? decay_in beta_in? dt_bias a_log?",
+        "window out decay_out beta_out?",
+        like=None,
+    )
+    for name in ("ssm_inputs_update", "ssm_inputs_prefill")
+)
 GATED_RMS_NORM = Signature.of("gated_rms_norm", "flags groups gate_first eps:float", "x gate weight", "", like="x")
 
 
-def fill(struct: type[Any], tensors: dict[str, Tensor | None], **numbers: float) -> Any:
-    """An args struct of the ABI with tensors and numbers by the header's names."""
+def fill(struct: type[Any], tensors: dict[str, Tensor | None], **numbers: Any) -> Any:
+    """An args struct of the ABI with tensors and numbers (or nested structs) by the header's names."""
     return struct(**{name: view(tensor) for name, tensor in tensors.items()}, **numbers)
 
 
@@ -104,6 +114,19 @@ def _with_workspace(struct: type[Any], method: str) -> Call:
 def _without_workspace(struct: type[Any], method: str) -> Call:
     def call(arguments: dict[str, Any], numbers: dict[str, float], stream: int) -> None:
         getattr(installed_library(), method)(fill(struct, arguments, **numbers), stream)
+
+    return call
+
+
+def _ssm_inputs(method: str) -> Call:
+    """The struct holds the convolution's as a part."""
+
+    def call(arguments: dict[str, Any], numbers: dict[str, float], stream: int) -> None:
+        nested = {name: arguments.pop(name) for name in CONV1D_UPDATE.names if name in arguments} | {
+            "out": arguments.pop("out")
+        }
+        conv = fill(_abi.Conv1dArgs, nested, flags=numbers.pop("flags"))
+        getattr(installed_library(), method)(fill(_abi.SsmInputsArgs, arguments, conv=conv, **numbers), stream)
 
     return call
 
@@ -142,3 +165,5 @@ _register(CONVENTIONAL, _without_workspace(_abi.ConventionalArgs, "conventional_
 _register(CONV1D_UPDATE, _without_workspace(_abi.Conv1dArgs, "conv1d_update"))
 _register(CONV1D_PREFILL, _without_workspace(_abi.Conv1dArgs, "conv1d_prefill"))
 _register(GATED_RMS_NORM, _without_workspace(_abi.GatedRmsNormArgs, "gated_rms_norm"))
+_register(SSM_INPUTS_UPDATE, _ssm_inputs("ssm_inputs_update"))
+_register(SSM_INPUTS_PREFILL, _ssm_inputs("ssm_inputs_prefill"))
