@@ -47,7 +47,11 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
         ("response_format", "json"), ("stream_options", {"include_usage": True}), ("tools", []),
     ]),
     ("/v1/completions", {**COMPLETION, "min_tokens": 9, "max_tokens": 3}, "min_tokens"),
-    ("/v1/completions", {**COMPLETION, "echo": True, "logprobs": 1}, "echo"),
+    ("/v1/completions", {**COMPLETION, "echo": True, "detokenize": False}, "echo"),
+    *(("/v1/completions", {**COMPLETION, "echo": True, "logprobs": 1, "max_tokens": 0, "prompt": prompt}, "prompt")
+      for prompt in ([64], [[]], [[0], [64]], "", [1] * 64)),
+    ("/v1/completions", {**COMPLETION, "priority": 1.1}, "priority"),
+    ("/v1/completions", {**COMPLETION, "priority": "high"}, "priority"),
     ("/v1/completions", {**COMPLETION, "stop": "x", "detokenize": False}, "stop"),
     ("/v1/completions", {"prompt": "a"}, "model"),
     ("/v1/completions", {**COMPLETION, "stream": True, "stream_options": {"x": 1}}, "stream_options"),

@@ -7,6 +7,7 @@ processor in it: another process that takes the machine does not make a request 
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import time
 from collections.abc import Callable
@@ -134,7 +135,12 @@ def measured(server: Service, path: str, data: bytes) -> tuple[httpx.Response, f
                 response = await client.post(path, content=data, headers={"Content-Type": "application/json"})
             return response, heart.longest
 
-    return asyncio.run(talk())
+    gc.collect()
+    gc.freeze()  # as `serve` does
+    try:
+        return asyncio.run(talk())
+    finally:
+        gc.unfreeze()
 
 
 @pytest.mark.parametrize("max_seq_len", [4096, 1 << 18])
@@ -151,3 +157,25 @@ def test_no_body_holds_the_event_loop(shape: str, max_seq_len: int) -> None:
             assert len(error["message"]) < 700 and error["type"] == "invalid_request_error"
         assert stall < STALL_SECONDS, f"{stall:.2f} s, then {response.text[:300]}"
         assert server.gate.inside == 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+def test_no_answer_holds_the_event_loop(path: str, stream: bool) -> None:
+    body: dict[str, Any] = {"model": NAME, "max_tokens": 200 if stream else 1000, "temperature": 0, "n": 16}
+    body |= {"prompt": "a", "logprobs": 20} if path == COMPLETIONS else {"messages": [json.loads(MESSAGE)]}
+    body |= {} if path == COMPLETIONS else {"logprobs": True, "top_logprobs": 20}
+    machine = bench(tokenizer=byte_tokenizer(), vocab=256, max_seq_len=1024, slots=16, eos_ids=())
+    with serving(machine) as server:
+        response, stall = measured(server, path, json.dumps({**body, "stream": stream}).encode())
+        assert response.status_code == 200 and len(response.content) > 1_000_000
+        assert stall < STALL_SECONDS, f"{stall:.2f} s"
+
+
+def test_scoring_and_echoing_long_prompts_does_not_hold_the_event_loop() -> None:
+    prompts = [[i % 256 for i in range(500)]] * 8
+    body = {"model": NAME, "prompt": prompts, "echo": True, "logprobs": 20, "max_tokens": 0, "n": 4}
+    with serving(machine(1024)) as server:
+        response, stall = measured(server, COMPLETIONS, json.dumps(body).encode())
+        assert response.status_code == 200 and len(response.json()["choices"]) == 32
+        assert stall < STALL_SECONDS, f"{stall:.2f} s"
