@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -31,11 +32,18 @@ NEW_TOKENS = 64
 Logits = NDArray[np.float32]
 
 
-def open_session(model: Path, device: str, widest: int) -> TorchSession:
-    pool = PoolConfig(slots=3, max_seq_len=160, activation=ActivationDtype.BFLOAT16)
+@cache
+def checkpoint(model: Path) -> Checkpoint:
+    """Open for the whole run: sessions read weights when they first need them."""
+    return Checkpoint.open(model)
+
+
+def open_session(
+    model: Path, device: str, widest: int, activation: ActivationDtype = ActivationDtype.BFLOAT16
+) -> TorchSession:
+    pool = PoolConfig(slots=3, max_seq_len=160, activation=activation)
     replay = ReplayConfig(window=16, max_step_tokens=widest)
-    with Checkpoint.open(model) as checkpoint:
-        return TorchSession.from_checkpoint(checkpoint, replay, pool, device=device, debug=True)
+    return TorchSession.from_checkpoint(checkpoint(model), replay, pool, device=device, debug=True)
 
 
 def greedy(session: TorchSession) -> list[int]:
@@ -103,9 +111,8 @@ def test_greedy_text_of_both_devices_is_the_same_as_long_as_it_is_decided(model:
 
 
 def test_a_pool_that_no_kernel_serves_runs_the_reference_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    pool = PoolConfig(slots=2, max_seq_len=64, activation=ActivationDtype.FLOAT32)
-    with caplog.at_level(logging.WARNING), Checkpoint.open(EXAMPLES / MODELS[0]) as checkpoint:
-        session = TorchSession.from_checkpoint(checkpoint, ReplayConfig(), pool, device="cuda")
+    with caplog.at_level(logging.WARNING):
+        session = open_session(EXAMPLES / MODELS[0], "cuda", 1, ActivationDtype.FLOAT32)
     assert session._state_ops.native is None
     (line,) = caplog.messages
     assert "float32" in line and "\n" not in line
