@@ -12,6 +12,7 @@ from starlette.responses import Response
 from trtllm_replayssm.errors import CapacityError, RequestError, UnsupportedError
 
 MAX_MESSAGE = 600
+RETRY = {"Retry-After": "1"}  # another server, or this one anew, may be there at any moment
 INTERNAL = "The server failed to process the request"
 
 
@@ -76,7 +77,7 @@ def describe(error: Exception) -> tuple[int, dict[str, Any], dict[str, str]]:
         content = error_object(error.status, str(error), code="server_stopping" if error.status == 503 else None)
         return error.status, content, {"Retry-After": str(error.retry_after)}
     if isinstance(error, (TooLargeError, GenerationError)):
-        return error.status, error_object(error.status, str(error)), {}
+        return error.status, error_object(error.status, str(error)), RETRY if error.status == 503 else {}
     if isinstance(error, UnauthorizedError):
         return 401, error_object(401, str(error)), {"WWW-Authenticate": "Bearer"}
     if isinstance(error, NotFoundError):

@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from trtllm_replayssm.errors import ReplaySSMError
 from trtllm_replayssm.runtime.server.errors import (
+    RETRY,
     TooLargeError,
     UnauthorizedError,
     describe,
@@ -74,7 +75,7 @@ class Guard:
             if streaming:
                 await sending({"type": "http.response.body", "body": error_event(stopped), "more_body": False})
             else:
-                await error_response(503, stopped, _CLOSE)(scope, receive, send)
+                await error_response(503, stopped, {**RETRY, **_CLOSE})(scope, receive, send)
         except Exception as error:
             _LOG.exception("%s %s failed", scope["method"], scope["path"])
             if not started:

@@ -153,6 +153,7 @@ def test_a_server_that_stops_ends_schemas_with_503(llm: LLM, second: bool) -> No
         assert time.monotonic() - began < LONG / 4
         for response, _ in await asyncio.gather(*waiting):
             assert response.status_code == 503 and response.json()["error"]["type"] == "server_error"
+            assert response.headers["Retry-After"] == "1"
         assert server.gate.inside == 0
 
     talk(server, conversation)

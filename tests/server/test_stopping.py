@@ -75,6 +75,7 @@ def test_a_second_signal_ends_every_request_with_an_error_and_the_process_soon()
         logs = server.logs()
     assert found == ["error event" if body["stream"] else "503 server_error" for body in bodies]
     assert answer.startswith(b"HTTP/1.1 503") and b'"server_stopping"' in answer
+    assert b"retry-after: 1" in answer.lower()
     assert "Traceback" not in logs
 
 
