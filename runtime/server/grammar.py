@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trtllm_replayssm.errors import RequestError, UnsupportedError
-from trtllm_replayssm.runtime.server.grammar_worker import compile_schema
+from trtllm_replayssm.runtime.server.grammar_worker import compile_schema, reason
 from trtllm_replayssm.runtime.text.token_bytes import TokenBytes
 
 
@@ -89,7 +89,7 @@ class Grammars:
             return compile_schema(self._compiler, schema)
         except Exception as error:  # xgrammar raises what its C++ side throws
             raise RequestError(
-                "request", "response_format", expected="a JSON schema that compiles", got=str(error)[:200]
+                "request", "response_format", expected="a JSON schema that compiles", got=reason(error)
             ) from error
 
     def mask(self, grammar: Any) -> GrammarMask:

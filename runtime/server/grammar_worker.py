@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import re
 import resource
 import signal
 from multiprocessing.connection import Connection, wait
@@ -24,6 +25,7 @@ MEMORY_BYTES = 1 << 30  # of one compilation, beyond what the compiler occupies 
 _SIGNALS = {-signal.SIGALRM: TOO_SLOW, -signal.SIGKILL: TOO_LARGE}
 ANY_OBJECT = '{"type": "object"} '  # json_object's; with a blank at the end no client's schema is the same text
 _INPUT, _OUTPUT = 0, 1
+_PLACE = re.compile(r"(?:\[[\d:]+\] )?\S+\.(?:cc|h|cpp):\d+: ")
 
 
 def compile_schema(compiler: Any, schema: str) -> Any:
@@ -33,6 +35,11 @@ def compile_schema(compiler: Any, schema: str) -> Any:
         strict_mode=schema != ANY_OBJECT,
         any_whitespace=False,  # a model that loops on blanks would never come to the end
     )
+
+
+def reason(error: Exception) -> str:
+    """What the compiler says, without the time and the place in its own source."""
+    return " ".join(_PLACE.sub("", str(error)).split())[:MAX_MESSAGE]
 
 
 class Worker:
@@ -105,7 +112,7 @@ def _try(compiler: Any, schema: str, seconds: float, answer: Connection) -> None
     except MemoryError:
         outcome = TOO_LARGE
     except Exception as error:
-        message = str(error)[:MAX_MESSAGE]
+        message = reason(error)
         outcome = TOO_LARGE if "bad_alloc" in message else FAILED
     answer.send((outcome, message))
 

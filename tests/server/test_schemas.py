@@ -262,3 +262,30 @@ def test_a_trial_ends_whatever_the_compiler_does_and_touches_no_other(trials: Tr
     trials.wait(before)
     trials.wait(after)
     trials.wait(trials.submit("fine"))
+
+
+@pytest.mark.parametrize(
+    ("schema", "reason"),
+    [
+        ({"$ref": "#/nope"}, "Cannot find field 'nope' in #/nope"),
+        ({"type": "objct"}, 'Unsupported type "objct"'),
+        ({"type": "string", "pattern": "("}, "Regex parsing error at position 2: The parenthesis is not closed."),
+        ({"$ref": "file:///etc/passwd"}, "'file:///etc/passwd'"),
+        ({"type": "array", "items": {"anyOf": [{"$ref": "http://x/y#/z"}]}}, "'http://x/y#/z'"),
+    ],
+)
+def test_a_refusal_names_the_fault_and_nothing_of_the_compiler(server: Service, schema: Any, reason: str) -> None:
+    async def conversation(client: httpx.AsyncClient) -> None:
+        answer = await client.post("/v1/completions", json=body(schema))
+        assert answer.status_code == 400, answer.text
+        assert answer.json()["error"]["message"].endswith(f"got {reason}"), answer.text
+
+    talk(server, conversation)
+
+
+def test_what_looks_like_a_reference_in_data_is_data(server: Service) -> None:
+    async def conversation(client: httpx.AsyncClient) -> None:
+        answer = await client.post("/v1/completions", json=body({"const": {"$ref": "elsewhere"}}))
+        assert answer.json()["choices"][0]["text"].startswith('{"$ref"'), answer.text
+
+    talk(server, conversation)
