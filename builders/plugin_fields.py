@@ -84,8 +84,8 @@ PLUGINS = {
     ),
     # x [channels] activation; weight [channels, 1, kernel] and bias [channels] float32 (zeros where there is none)
     CONV1D: PluginSpec(
-        name=CONV1D, fields=("channels", "kernel", "max_step_tokens", "layer", "activation"), data=("x",), rows=_STEP,
-        cursors=("cursor_position",), weights=("weight", "bias"), outputs=("out",),
+        name=CONV1D, fields=("channels", "kernel", "max_step_tokens", "layer", "activation"), data=("x",),
+        rows=(SLOT, NUM_TOKENS, PHASE), cursors=("cursor_position",), weights=("weight", "bias"), outputs=("out",),
     ),
     # x [width] activation, expert_ids int32 and expert_weights float32 [B, T, top_k]; experts as int8 bytes:
     # <projection> [E, out, bytes of a row]; then FP8: scale float32 [E, out]; NVFP4: scale int8 (E4M3 codes)
@@ -94,10 +94,10 @@ PLUGINS = {
         name=MOE, fields=("experts", "top_k", "width", "intermediate", "gated", "weight_format", "activation"),
         data=("x", "expert_ids", "expert_weights"), rows=(SLOT, NUM_TOKENS), cursors=(), weights=(), outputs=("out",),
     ),
-    # after a step, once for all layers: `after` is any tensor of the step's end, which orders the two; accepted [B]
-    # int32; state: origin, h and cursor_position
+    # after a step or a prompt chunk, once for all layers: `after` is the step's last tensor [B, T, hidden], which
+    # orders the two; accepted [B] int32; state: origin, h and cursor_position
     COMMIT: PluginSpec(
-        name=COMMIT, fields=("window", "max_step_tokens"), data=(), rows=("after", SLOT, NUM_TOKENS, "accepted"),
+        name=COMMIT, fields=("window", "max_step_tokens"), data=(), rows=("after", SLOT, NUM_TOKENS, "accepted", PHASE),
         cursors=(), weights=(), outputs=(),
     ),
 }  # fmt: skip

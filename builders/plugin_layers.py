@@ -23,6 +23,7 @@ from trtllm_replayssm.bindings import (
     TensorSpec,
     cursor_tensors,
     ssm_tensors,
+    step_inputs,
     window_tensor,
 )
 from trtllm_replayssm.builders.options import BuildOptions
@@ -77,8 +78,12 @@ class PluginOps:
 
     def commit(self) -> Program:
         """The program that moves the cursors after a step: one plugin over the rows and the cursors."""
-        # a network of its own: the stream orders it after the step
-        rows = [TensorSpec(name=n, dtype="int32", dims=("B",)) for n in PLUGINS[COMMIT].rows]
+        # a network of its own: the stream orders it after the step, whose hidden states it is given
+        hidden = TensorSpec(name="after", dtype=self._activation, dims=("B", "T", self._parameters.geometry.hidden))
+        given = step_inputs(self._parameters.geometry, self._activation) | {
+            "after": hidden, "accepted": TensorSpec(name="accepted", dtype="int32", dims=("B",)),
+        }  # fmt: skip
+        rows = [given[name] for name in PLUGINS[COMMIT].rows]
         cursors = [spec for spec in cursor_tensors() if spec.name != "seed"]
         tensors = [self._program.tensor(self._program.declare(s)) for s in (*rows, *cursors)]
         replay = self._options.replay

@@ -1,0 +1,105 @@
+"""The weights that a network holds, decoded from its constants, are the checkpoint's, bit for bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+pytest.importorskip("tensorrt_rtx", reason="needs the wheels of tensorrt-rtx-cu13")
+
+from tests.builders.bundles import Traced, trace_networks
+from tests.builders.evaluator import decoded_weight
+from tests.builders.quantised import TINY, mixed_checkpoint
+from tests.session.sessions import CHECKPOINTS
+from trtllm_replayssm.builders.native_weights import write_native_weights
+from trtllm_replayssm.builders.network import Constant
+from trtllm_replayssm.builders.options import BuildOptions
+from trtllm_replayssm.builders.parameters import CheckpointParameters
+from trtllm_replayssm.builders.quantised_parameters import DenseNvfp4Parameters
+from trtllm_replayssm.config import ReplayConfig
+from trtllm_replayssm.params import ParamRole
+from trtllm_replayssm.runtime.session.tensorrt_weights import BundleWeights
+from trtllm_replayssm.weights.checkpoint import Checkpoint
+from trtllm_replayssm.weights.matrix import Fp8Matrix, MatrixFormat, Nvfp4Matrix
+
+OPTIONS = BuildOptions(target="12.0", replay=ReplayConfig(window=8), max_seq_len=64, context_tokens=16)
+
+
+def constants_of(traced: Traced) -> dict[str, Constant]:
+    """Of all networks; a matrix that two networks hold is the same bytes."""
+    found: dict[str, Constant] = {}
+    for segment in traced.segments.values():
+        found.update(segment.network.constants)
+    return found
+
+
+def dense_names(checkpoint: Checkpoint) -> list[str]:
+    return [n for n in checkpoint.matrix_names() if checkpoint.spec(n).role is not ParamRole.EXPERTS]
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_every_matrix_is_in_a_network_bit_for_bit(name: str) -> None:
+    with Checkpoint.open(mixed_checkpoint(name)) as checkpoint:
+        constants = constants_of(trace_networks(CheckpointParameters(checkpoint), OPTIONS))
+        formats = set()
+        for matrix in dense_names(checkpoint):
+            stored = checkpoint.matrix(matrix)
+            formats.add(stored.format)
+            np.testing.assert_array_equal(decoded_weight(constants, matrix), stored.dequantize(), err_msg=matrix)
+            if isinstance(stored, Nvfp4Matrix):
+                assert constants[matrix].array.tobytes() == stored.packed.tobytes()
+                scales = constants[matrix.removesuffix("weight") + "weight_scale"]
+                assert scales.array.tobytes() == stored.block_scale.tobytes()
+            elif isinstance(stored, Fp8Matrix):
+                assert constants[matrix].array.tobytes() == stored.weight.tobytes()
+    assert {MatrixFormat.NVFP4, MatrixFormat.FP8, MatrixFormat.BF16} <= formats
+
+
+@pytest.mark.parametrize("name", ["nemotron-moe-tiny", "qwen3_5-moe-tiny"])
+def test_experts_lie_beside_the_engines_with_their_own_bytes(name: str, tmp_path: Path) -> None:
+    with Checkpoint.open(mixed_checkpoint(name)) as checkpoint:
+        parameters = CheckpointParameters(checkpoint)
+        traced = trace_networks(parameters, OPTIONS)
+        write_native_weights(tmp_path, traced.programs.values(), parameters, lambda _: None)
+        bundle = BundleWeights(tmp_path, checkpoint.geometry)
+        stacks = [n for n in checkpoint.matrix_names() if checkpoint.spec(n).role is ParamRole.EXPERTS]
+        assert stacks
+        for stack in stacks:
+            for expert in range(len(checkpoint.experts(stack))):
+                ours, theirs = bundle.experts(stack).matrix(expert), checkpoint.experts(stack).matrix(expert)
+                assert isinstance(ours, Nvfp4Matrix) and isinstance(theirs, Nvfp4Matrix)
+                assert ours.packed.tobytes() == theirs.packed.tobytes()
+                assert ours.block_scale.tobytes() == theirs.block_scale.tobytes()
+                assert ours.scale_2 == theirs.scale_2
+
+
+def test_bf16_weights_are_the_dequantised_ones(tmp_path: Path) -> None:
+    with Checkpoint.open(mixed_checkpoint("nemotron-moe-tiny")) as checkpoint:
+        parameters = CheckpointParameters(checkpoint, dequantised=True)
+        traced = trace_networks(parameters, OPTIONS)
+        constants = constants_of(traced)
+        for matrix in dense_names(checkpoint):
+            expected = checkpoint.matrix(matrix).dequantize().astype(ml_dtypes.bfloat16).astype(np.float32)
+            np.testing.assert_array_equal(decoded_weight(constants, matrix), expected, err_msg=matrix)
+        assert not any(c.dtype in ("float4_e2m1", "float8_e4m3") for c in constants.values())
+        write_native_weights(tmp_path, traced.programs.values(), parameters, lambda _: None)
+        stack = "backbone.layers.1.mixer.experts.up_proj"
+        ours = BundleWeights(tmp_path, checkpoint.geometry).experts(stack).matrix(3)
+        expected = checkpoint.experts(stack).matrix(3).dequantize().astype(ml_dtypes.bfloat16).astype(np.float32)
+        np.testing.assert_array_equal(ours.dequantize(), expected)
+
+
+def test_the_dense_nvfp4_choice_quantises_the_dense_layers_and_nothing_else() -> None:
+    with Checkpoint.open(CHECKPOINTS / "qwen-moe") as checkpoint:
+        parameters = DenseNvfp4Parameters(CheckpointParameters(checkpoint))
+        constants = constants_of(trace_networks(parameters, OPTIONS))
+        for matrix in dense_names(checkpoint):
+            chosen = checkpoint.spec(matrix).recipe == "dense" and checkpoint.spec(matrix).shape[-1] % 16 == 0
+            assert (constants[matrix].dtype == "float4_e2m1") == chosen, matrix
+            if chosen:
+                np.testing.assert_array_equal(
+                    decoded_weight(constants, matrix), parameters.matrix(matrix).dequantize(), err_msg=matrix
+                )
