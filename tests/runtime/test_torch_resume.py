@@ -89,6 +89,34 @@ def test_b17_preempted_or_through_a_file_the_slot_and_the_tokens_are_the_same(
             assert found == hashes[when:]
 
 
+@pytest.mark.parametrize("formats", ["float32", "float16-nvfp4"])
+def test_choices_go_on_from_a_file_written_while_one_of_them_is_preempted(formats: str, tmp_path: Path) -> None:
+    """Sampled drafts at hand, records pending, two precisions; from every step on, through two files in a row."""
+    settings = {**SETTINGS, "n": 2, "max_tokens": 30}
+
+    def machine() -> TorchBench:
+        return TorchBench(WITH_HEAD, "mtp-sampled", formats=formats, chunk=8)
+
+    plain = machine()
+    number = plain.add(prompt(WITH_HEAD, 20), **settings)
+    want = [o.token_ids for o in plain.run()[number].outputs]
+    drafted = 0
+    for when in range(1, 9, 2):
+        bench = machine()
+        number = bench.add(prompt(WITH_HEAD, 20), **settings)
+        for _ in range(when):
+            bench.step()
+        for _ in range(2):
+            bench.engine._to_host(bench.engine._requests[number].choices[-1])
+            drafted += sum(len(choice.draft) for choice in bench.engine._requests[number].choices)
+            bench.engine.export_request(number, tmp_path / "request")
+            bench = machine()
+            number = bench.engine.import_request(tmp_path / "request")
+            bench.step()
+        assert [o.token_ids for o in bench.run()[number].outputs] == want
+    assert drafted > 0
+
+
 @pytest.mark.parametrize("name", [*FAMILIES, WITH_HEAD])
 def test_i18_forks_are_moved_one_by_one_and_all_end_as_alone(name: str) -> None:
     """I18: n = 2 with a seed, distinct and reproducible, also when a higher priority takes one of their slots."""

@@ -35,9 +35,20 @@ def answers(output: RequestOutput) -> list[tuple[object, ...]]:
     ]
 
 
+HOWS: dict[str, Callable[[Bench, int], object]] = {
+    "as it runs": lambda source, number: None,
+    "preempted": lambda source, number: source.engine.preempt(number),
+    "partly preempted": lambda source, number: source.engine._to_host(source.engine._requests[number].choices[-1]),
+}
+
+
 @pytest.mark.parametrize("kind", DRAFTERS)
-@pytest.mark.parametrize("n", [1, 2])
-def test_b17_a_request_goes_on_in_another_engine_from_every_step_on(kind: str, n: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("n", "how"), [(1, "as it runs"), (2, "as it runs"), (1, "preempted"), (3, "partly preempted")]
+)
+def test_b17_a_request_goes_on_in_another_engine_from_every_step_on(
+    kind: str, n: int, how: str, tmp_path: Path
+) -> None:
     prompt, settings = [1, 2, 3, 4, 5, 6, 7], {**SETTINGS, "n": n}
     first = machine(kind)
     whole = first.add(prompt, **settings)
@@ -50,6 +61,7 @@ def test_b17_a_request_goes_on_in_another_engine_from_every_step_on(kind: str, n
         if not source.engine.has_work:
             assert when > 5
             break
+        HOWS[how](source, number)
         path = tmp_path / f"{when}.request"
         source.engine.export_request(number, path)
         target = machine(kind)
