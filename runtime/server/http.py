@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 
 import h11
@@ -10,6 +11,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from trtllm_replayssm.runtime.server.errors import error_object, error_response
 
 LINGER_SECONDS = 1.0
+READ_BYTES = 16 << 10  # thousands of chunks of one byte; parsing each takes some ten microseconds
 _MESSAGES = {400: "this is not an HTTP/1.1 request", 431: "the headers are too large"}
 
 
@@ -17,6 +19,11 @@ class Protocol(H11Protocol):
     """One connection. A request that cannot be parsed is answered in JSON, and the connection ends."""
 
     _refused = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """A new connection. Little is read at once, because all of it is parsed at once."""
+        super().connection_made(transport)
+        transport.max_size = READ_BYTES  # type: ignore[attr-defined]  # asyncio's, 256 KiB before
 
     def send_400_response(self, msg: str) -> None:
         """Called while the parser's error is handled: the error knows the better status."""

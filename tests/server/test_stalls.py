@@ -9,16 +9,19 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import socket
 import time
 from collections.abc import Callable
 from typing import Any
 
 import httpx
 import pytest
+import uvicorn
 
 from tests.runtime.harness import Bench, bench
 from tests.server.harness import NAME, client_of
 from tests.server.scripted import byte_tokenizer, serving
+from trtllm_replayssm.runtime.server.serve import uvicorn_config
 from trtllm_replayssm.runtime.server.service import Service
 
 STALL_SECONDS = 0.25
@@ -157,6 +160,32 @@ def test_no_body_holds_the_event_loop(shape: str, max_seq_len: int) -> None:
             assert len(error["message"]) < 700 and error["type"] == "invalid_request_error"
         assert stall < STALL_SECONDS, f"{stall:.2f} s, then {response.text[:300]}"
         assert server.gate.inside == 0
+
+
+def test_a_body_in_chunks_of_one_byte_does_not_hold_the_event_loop() -> None:
+    head = b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+    answers: list[bytes] = []
+
+    def send(port: int) -> None:
+        with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
+            connection.sendall(head + b"1\r\na\r\n" * 200_000 + b"0\r\n\r\n")
+            answers.append(connection.recv(1000))
+
+    with serving(machine(4096)) as server:
+
+        async def talk() -> float:
+            runner = uvicorn.Server(uvicorn_config(server))
+            running = asyncio.ensure_future(runner.serve())
+            while not runner.started:
+                await asyncio.sleep(PAUSE)
+            async with Heart() as heart:
+                await asyncio.to_thread(send, server.settings.port)
+            runner.should_exit = True
+            await running
+            return heart.longest
+
+        stall = asyncio.run(talk())
+    assert answers[0].startswith(b"HTTP/1.1 400") and stall < STALL_SECONDS, f"{stall:.2f} s"
 
 
 @pytest.mark.parametrize("stream", [False, True])
