@@ -71,7 +71,7 @@ def no_constant(name: str) -> NoReturn:
 def check(path: str, data: bytes, response: httpx.Response) -> None:
     assert response.status_code < 500 and response.status_code not in (422, 429), (path, data, response.text)
     if response.headers["content-type"].startswith("text/event-stream"):
-        assert '"error"' not in response.text or response.text.count('"choices"'), (path, data, response.text)
+        assert '{"error":' not in response.text or response.text.count('"choices"'), (path, data, response.text)
         return
     content = json.loads(response.text, parse_constant=no_constant)
     if response.status_code != 200:
