@@ -224,6 +224,28 @@ def test_draft_distributions_that_nothing_was_drawn_from_are_refused(name: str) 
     assert check("mtp-sampled", q_of(ROWS[name])) == "refused"
 
 
+@pytest.mark.parametrize("steps", [1, 6], ids=["in the prompt", "decoding"])
+def test_a_state_under_other_tokens_than_its_own_is_never_found_by_their_prefix(steps: int) -> None:
+    """The one thing that cannot be checked: so nothing that came from a file is offered to the prefix cache."""
+    source, target = machine(), machine(prefix=PrefixConfig(block=3, budget=1 << 20, outputs=True))
+    number = source.add(PROMPT, **SETTINGS)
+    for _ in range(steps):
+        source.step()
+    with tempfile.TemporaryDirectory() as folder:
+        source.engine.export_request(number, Path(folder) / "r")
+        found = container.read(Path(folder) / "r")
+        found.document["request"]["prompt_ids"][0] = 9
+        container.write(Path(folder) / "r", found.document, found.arrays)
+        number = target.engine.import_request(Path(folder) / "r")
+    output = target.run()[number].outputs[0]
+    again = [9, *PROMPT[1:], *output.token_ids, 5]
+    assert target.one(again, **SETTINGS).token_ids == machine().one(again, **SETTINGS).token_ids
+    assert target.engine.stats.prefix.hits == 0
+    own = [*again, 6]
+    assert target.one(own, **SETTINGS).token_ids == machine().one(own, **SETTINGS).token_ids
+    assert target.engine.stats.prefix.hits == 1  # what it ran itself is
+
+
 def test_arrays_of_choices_that_have_no_state_are_refused() -> None:
     content = original(3)
     for name in ("choice 1/tokens", "draft 1", "other"):

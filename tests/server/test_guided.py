@@ -10,7 +10,7 @@ import pytest
 
 from tests.server.harness import NAME, QWEN, ask, events, qwen_template, service
 from tests.server.scripted import LETTERS
-from trtllm_replayssm import LLM, MTPDecodingConfig, NGramDecodingConfig
+from trtllm_replayssm import LLM, MTPDecodingConfig, NGramDecodingConfig, SamplingParams
 from trtllm_replayssm.errors import RequestError
 from trtllm_replayssm.runtime.server.grammar import GrammarMask, Grammars
 from trtllm_replayssm.runtime.server.protocol.common import JsonSchema, ResponseFormat
@@ -92,6 +92,26 @@ def test_i22_greedy_json_is_the_same_with_and_without_drafts() -> None:
             if drafter is not None:
                 assert llm.stats()["drafted_tokens"]
     assert texts[0] == texts[1] == texts[2]
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS, ids=["plain", "mtp", "ngram"])
+def test_i22_choices_that_lose_their_slots_for_a_while_write_the_same_json(drafter: Any, grammars: Grammars) -> None:
+    """Sampled, n = 3, while requests of a higher priority come and take slots; each choice has its own mask."""
+    params = SamplingParams(
+        n=3, max_tokens=120, seed=5, temperature=1.0, logits_mask=grammars.mask(grammars.compile(text_of(SCHEMA)))
+    )
+    with LLM(QWEN, max_seq_len=256, max_batch_size=3, speculative_config=drafter, debug=True) as llm:
+        want = [output.text for output in llm.generate_async("A pet:", params).result(60).outputs]
+        handle = llm.generate_async("A pet:", params, streaming=True, priority=0.1)
+        for output in handle:
+            if all(choice.token_ids for choice in output.outputs):
+                break
+        while not handle.finished:
+            llm.generate_async([7, 8, 9], SamplingParams(max_tokens=2, n=2), priority=0.9).result(60)
+        assert int(str(llm.stats()["preemptions"])) > 1
+        assert [choice.text for choice in handle.result(60).outputs] == want
+    for text in want:
+        check(text)
 
 
 @pytest.fixture(scope="module")

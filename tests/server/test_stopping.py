@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures
 import json
 import signal
@@ -14,8 +15,12 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.types import Receive, Scope, Send
 
 from tests.server.harness import NAME, QWEN, SMALLEST, Process, process, wait_for
+from trtllm_replayssm.runtime.server.guard import Guard
+from trtllm_replayssm.runtime.server.limits import Limits
+from trtllm_replayssm.runtime.server.stream import EVENTS
 
 ENDLESS = {"model": NAME, "prompt": [1, 2, 3], "max_tokens": 4000, "detokenize": False, "ignore_eos": True}
 SLOW = {"type": "string", "pattern": "^([a-z]{1,60}){1,60}$"}
@@ -130,6 +135,41 @@ def test_sigterm_in_a_load_with_schemas_finishes_or_refuses_every_request(tmp_pa
     assert "Traceback" not in logs and "stopping" in logs
     assert len(helpers) > 1
     wait_for(lambda: not any(Path(f"/proc/{helper}").exists() for helper in helpers), "the schema compiler to end")
+
+
+@pytest.mark.parametrize("stopping", [True, False])
+def test_a_stream_that_is_cancelled_ends_with_an_error_event_when_the_server_stops(stopping: bool) -> None:
+    """The outermost layer, whatever the endpoint was doing."""
+    sent: list[Any] = []
+
+    async def stuck(scope: Scope, receive: Receive, send: Send) -> None:
+        headers = [(b"content-type", EVENTS)]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": b"data: 1\n\n", "more_body": True})
+        await asyncio.sleep(60)
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def talk() -> bool:
+        scope = {"type": "http", "method": "GET", "path": "/", "raw_path": b"/", "query_string": b"", "headers": []}
+        task = asyncio.ensure_future(Guard(stuck, Limits(), None, lambda: stopping)(scope, receive, send))
+        while len(sent) < 2:
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait({task})
+        return task.cancelled()
+
+    assert asyncio.run(talk()) is not stopping
+    if stopping:
+        event, end = (part.removeprefix("data: ") for part in sent[-1]["body"].decode().split("\n\n") if part)
+        assert json.loads(event)["error"]["code"] == "server_stopping" and end == "[DONE]"
+        assert sent[-1]["more_body"] is False
+    else:
+        assert len(sent) == 2
 
 
 def offspring(pid: int) -> set[int]:
