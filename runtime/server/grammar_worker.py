@@ -21,7 +21,7 @@ from typing import Any
 OK, FAILED, TOO_LARGE, TOO_SLOW, CRASHED = "ok", "failed", "too large", "too slow", "crashed"
 MAX_MESSAGE = 300
 MAX_GRAMMAR_BYTES = 32 << 20
-MEMORY_BYTES = 1 << 30  # of one compilation, beyond what the compiler occupies anyway
+MEMORY_BYTES = 512 << 20  # of one compilation, beyond what the compiler occupies anyway
 _SIGNALS = {-signal.SIGALRM: TOO_SLOW, -signal.SIGKILL: TOO_LARGE}
 ANY_OBJECT = '{"type": "object"} '  # json_object's; with a blank at the end no client's schema is the same text
 _INPUT, _OUTPUT = 0, 1

@@ -50,12 +50,12 @@ class Guided:
         RequestError where grammars are not served, GenerationError (503) once closed.
         """
         with self._making:
-            if self._closed:
-                raise GenerationError(STOPPED, status=503)
-            if self._tools is None:
+            if self._tools is None and not self._closed:
                 grammars = self._make()
                 self._tools = grammars, Trials(grammars.tokenizer, self._limits.schema_seconds)
-                self._tools[1].start()
+            if self._tools is None or self._closed:
+                raise GenerationError(STOPPED, status=503)
+            self._tools[1].start()
             return self._tools
 
     async def mask(self, wanted: ResponseFormat) -> LogitsMask:

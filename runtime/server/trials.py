@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import queue
 import subprocess
 import sys
 import threading
@@ -15,6 +16,7 @@ from trtllm_replayssm.runtime.server.errors import GenerationError
 from trtllm_replayssm.runtime.server.grammar_worker import CRASHED, FAILED, OK, TOO_LARGE, TOO_SLOW
 from trtllm_replayssm.runtime.server.run import STOPPED
 
+_Lines = queue.SimpleQueue[bytes | None]
 START_SECONDS = 60.0  # to load the compiler, on a machine that is busy
 _PROGRAM = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1])\n"
@@ -41,6 +43,7 @@ class Trials:
         self._seconds = seconds
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
+        self._lines: _Lines = queue.SimpleQueue()  # for that process; None: no more
         self._trials: dict[int, tuple[Trial, subprocess.Popen[bytes]]] = {}
         self._serial = 0
         self._closed = False
@@ -56,8 +59,8 @@ class Trials:
             process = self._running()
             trial = Trial(self._serial)
             self._serial += 1
-            self._say(process, {"job": trial.job, "schema": schema, "seconds": self._seconds})
-            self._trials[trial.job] = (trial, process)  # `_listen` needs the lock to look for it
+            self._trials[trial.job] = (trial, process)
+            self._say({"job": trial.job, "schema": schema, "seconds": self._seconds})
         return trial
 
     def wait(self, trial: Trial) -> None:
@@ -78,9 +81,9 @@ class Trials:
 
     def cancel(self, trial: Trial) -> None:
         """Nobody waits for a schema any more: end its trial."""
-        with self._lock, suppress(GenerationError):
-            if self._process is not None and not trial.done.is_set():
-                self._say(self._process, {"cancel": trial.job})
+        with self._lock:
+            if not trial.done.is_set():
+                self._say({"cancel": trial.job})
 
     def close(self) -> None:
         """End the process and every trial; none starts after this."""
@@ -91,10 +94,8 @@ class Trials:
     def _end(self) -> None:
         """Its input ends, and so it ends its children and itself; `_listen` sees to the rest."""
         with self._lock:
-            process, self._process = self._process, None
-        if process is not None and process.stdin is not None:
-            with suppress(OSError):
-                process.stdin.close()
+            self._process = None
+            self._lines.put(None)
 
     def _running(self) -> subprocess.Popen[bytes]:
         if self._closed:
@@ -104,17 +105,16 @@ class Trials:
                 [sys.executable, "-c", _PROGRAM, json.dumps(sys.path)],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True,
             )  # fmt: skip
-            threading.Thread(target=self._listen, args=(self._process,), name="replayssm-schemas", daemon=True).start()
-            self._say(self._process, {"tokenizer": self._tokenizer})
+            self._lines.put(None)
+            self._lines = queue.SimpleQueue()
+            for work, arguments in ((self._listen, (self._process,)), (_write, (self._process, self._lines))):
+                threading.Thread(target=work, args=arguments, name="replayssm-schemas", daemon=True).start()
+            self._say({"tokenizer": self._tokenizer})
         return self._process
 
-    def _say(self, process: subprocess.Popen[bytes], line: dict[str, object]) -> None:
-        assert process.stdin is not None, "opened with a pipe"
-        try:
-            process.stdin.write(json.dumps(line).encode() + b"\n")
-            process.stdin.flush()
-        except OSError as error:
-            raise GenerationError("the schema could not be tried out", status=503) from error
+    def _say(self, line: dict[str, object]) -> None:
+        """Never blocks: the process may be busy with something else than its input."""
+        self._lines.put(json.dumps(line).encode() + b"\n")
 
     def _listen(self, process: subprocess.Popen[bytes]) -> None:
         """Until the process ends; then whatever it had on trial has ended too."""
@@ -136,3 +136,13 @@ class Trials:
         if known is not None:
             known[0].outcome, known[0].message = outcome, message
             known[0].done.set()
+
+
+def _write(process: subprocess.Popen[bytes], lines: _Lines) -> None:
+    """Hand on lines until there are no more, or the process has ended, which `_listen` sees."""
+    assert process.stdin is not None, "opened with a pipe"
+    with suppress(OSError):
+        while (line := lines.get()) is not None:
+            process.stdin.write(line)
+            process.stdin.flush()
+        process.stdin.close()
