@@ -21,6 +21,7 @@ STRUCTS = {
     "rssm_update_args": _abi.UpdateArgs,
     "rssm_commit_args": _abi.CommitArgs,
     "rssm_conventional_args": _abi.ConventionalArgs,
+    "rssm_recovery_args": _abi.RecoveryArgs,
     "rssm_conv1d_args": _abi.Conv1dArgs,
     "rssm_ssm_inputs_args": _abi.SsmInputsArgs,
     "rssm_gated_rms_norm_args": _abi.GatedRmsNormArgs,

@@ -16,6 +16,7 @@ from tests.native import harness
 from trtllm_replayssm.bench import gate, run
 from trtllm_replayssm.bench.cases import KernelCase, Operation, kernel_cases, suites
 from trtllm_replayssm.bench.gate import GateResult
+from trtllm_replayssm.bench.schemes import Scheme, SchemeProblem, scheme_gate
 from trtllm_replayssm.cli import main
 from trtllm_replayssm.errors import UnsupportedError
 from trtllm_replayssm.ops import _abi
@@ -116,3 +117,20 @@ def test_every_built_kernel_of_the_list_passes_its_gate(case: KernelCase) -> Non
     except UnsupportedError as error:
         pytest.skip(str(error).splitlines()[0])
     assert found.green, found
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(harness.unavailable() is not None, reason=str(harness.unavailable()))
+@pytest.mark.parametrize("accepted", [1, 2, 3])
+@pytest.mark.parametrize("scheme", list(Scheme), ids=lambda s: s.name.lower())
+@pytest.mark.parametrize("shape_name", ["nano4b", "qwen4b"])
+def test_every_recovery_scheme_verifies_and_recovers_like_the_recurrence(
+    shape_name: str, scheme: Scheme, accepted: int
+) -> None:
+    (case,) = (
+        c for c in kernel_cases() if (c.shape_name, c.operation, c.tokens) == (shape_name, Operation.CONVENTIONAL, 4)
+    )
+    problem = SchemeProblem(replace(case, rows=5), _abi.Library(harness.LIBRARY), scheme, accepted)
+    assert scheme_gate(problem)
+    problem.accepted = accepted + 1  # one record more than the device replays
+    assert not scheme_gate(problem)

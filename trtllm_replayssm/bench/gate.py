@@ -69,18 +69,18 @@ def _run(problem: Problem, h: int) -> tuple[float, dict[StateFormat, float]]:
         got = problem.states[problem.slots[0].long()].double().unflatten(-1, written[0].shape[-2:])
         entries = got.shape[1]
         errors[StateFormat.FLOAT32] = max(
-            _relative(got[:, (t + 1) % entries], state, axes=(-2, -1)) for t, state in enumerate(written)
+            relative_error(got[:, (t + 1) % entries], state, axes=(-2, -1)) for t, state in enumerate(written)
         )
     elif written:
         for store in (problem.state.checkpoint, problem.state.read_copy):
             if store is not None:
-                errors[store.format] = _relative(
+                errors[store.format] = relative_error(
                     store.load(problem.slots[0].long()).double(), written[0], axes=(-2, -1)
                 )
-    return _relative(problem.out.double(), expected, axes=(-1,)), errors
+    return relative_error(problem.out.double(), expected, axes=(-1,)), errors
 
 
-def _relative(got: Tensor, expected: Tensor, axes: tuple[int, ...]) -> float:
+def relative_error(got: Tensor, expected: Tensor, axes: tuple[int, ...]) -> float:
     """Largest error of a head over its largest value; `axes` are those within a head. Infinite for NaN."""
     error = (got - expected).abs().amax(axes)
     value = float((error / expected.abs().amax(axes).clamp(min=1e-30)).max())
@@ -108,7 +108,7 @@ class Truth:
             written = [state] if flushed else []
         outputs = []
         for token in range(self.case.tokens):
-            out, state = self._token(state, token)
+            out, state = self.token(state, token)
             outputs.append(out)
             if self.problem.states is not None:
                 written.append(state)
@@ -137,7 +137,8 @@ class Truth:
             state = _apply(state, key, value, decay)
         return state, flushed
 
-    def _token(self, state: Tensor, token: int) -> tuple[Tensor, Tensor]:
+    def token(self, state: Tensor, token: int) -> tuple[Tensor, Tensor]:
+        """Output [B, H, P] of one of the inputs' tokens, and the state after it."""
         inputs = {name: tensor[:, token] for name, tensor in self.inputs.items() if name not in ("a", "skip")}
         key, query, value = self._heads(inputs["k"]), self._heads(inputs["q"]), inputs["value"]
         if self.gdn:

@@ -32,6 +32,7 @@ class Problem:
     library: _abi.Library
     device: torch.device = field(default_factory=lambda: torch.device("cuda"))
     cold: bool = True
+    entries: int = 0  # states of a conventional slot; 0: what the case needs
     inputs: dict[str, Tensor] = field(init=False)
     state: ReplayLayerState | None = field(init=False, default=None)
     cursors: CursorTensors = field(init=False)
@@ -47,7 +48,7 @@ class Problem:
         self.inputs = self._inputs()
         self.cursors = CursorTensors.allocate(total, self.device)
         if case.operation is Operation.CONVENTIONAL:
-            entries = case.tokens + 1 if case.tokens > 1 else 1
+            entries = self.entries or (case.tokens + 1 if case.tokens > 1 else 1)
             shape = case.shape
             self.states = self._uniform(total, entries, shape.heads, shape.head_dim * shape.state_dim, low=-1.0)
         else:
@@ -66,6 +67,11 @@ class Problem:
             self._workspace = torch.zeros(size, dtype=torch.uint8, device=self.device)
 
     @property
+    def kind(self) -> int:
+        """RSSM_MAMBA2 or RSSM_GDN."""
+        return int(_KINDS[self.case.shape.kind])
+
+    @property
     def launches(self) -> int:
         """Launches of one graph: every slot at least once."""
         return len(self.slots) * (-(-_LEAST_LAUNCHES // len(self.slots)))
@@ -81,7 +87,7 @@ class Problem:
         if self.state is None:
             args = torch_ops.fill(
                 _abi.ConventionalArgs, {**self._shared(rotation), "state": self.states},
-                kind=int(_KINDS[self.case.shape.kind]), flags=int(programmatic),
+                kind=self.kind, flags=int(programmatic),
             )  # fmt: skip
             self.library.conventional_update(args, stream)
             return
@@ -99,8 +105,7 @@ class Problem:
         assert self.state is not None
         tensors = {**self._shared(rotation), **registers(self.cursors), **state_tensors(self.state)}
         tensors["h"] = self._pending[h]
-        kind = int(_KINDS[self.case.shape.kind])
-        return torch_ops.fill(_abi.UpdateArgs, tensors, kind=kind, window=self.case.window, flags=flags)
+        return torch_ops.fill(_abi.UpdateArgs, tensors, kind=self.kind, window=self.case.window, flags=flags)
 
     def _depths(self) -> range:
         return range(self.case.window + 1)

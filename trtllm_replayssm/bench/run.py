@@ -91,6 +91,17 @@ def run_cases(cases: Sequence[KernelCase], library: _abi.Library, bandwidth: flo
         torch.cuda.empty_cache()
 
 
+def entry(row: Row) -> dict[str, Any]:
+    """A row as a JSON object; `green` is False where a gate is red."""
+    if isinstance(row, Result):
+        return row.fields()
+    if isinstance(row, Refusal):
+        return {"what": "refused", "case": row.case.name, "reason": row.reason}
+    case, found = row
+    errors = {"output_error": found.output_error, "state_error": found.state_error}
+    return {"what": "gate", "case": case.name, **errors, "green": found.green}
+
+
 def _gate(case: KernelCase, library: _abi.Library) -> tuple[str | None, GateResult | None]:
     """Why the case must not be timed, or None; and what the gate found, where there is a kernel."""
     try:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any
 
@@ -30,6 +31,9 @@ def add_command(commands: Any) -> None:
     kernel.add_argument("--json", type=Path, metavar="FILE", help="also write one JSON object a line")
     kernel.add_argument(
         "--peers", action="store_true", help="also time the kernels of installed peers (vllm, flashinfer)"
+    )
+    kernel.add_argument(
+        "--schemes", action="store_true", help="also time our versions of earlier recovery schemes (paper, Appendix A)"
     )
     kernel.add_argument("--list", action="store_true", help="print the cases and their byte floors; needs no GPU")
     kernel.set_defaults(run=run)
@@ -78,7 +82,8 @@ def select(arguments: argparse.Namespace) -> list[KernelCase]:
 def _measure(cases: list[KernelCase], arguments: argparse.Namespace, lines: IO[str] | None) -> int:
     from trtllm_replayssm.bench.machine import describe
     from trtllm_replayssm.bench.peers import run_peers
-    from trtllm_replayssm.bench.run import Refusal, Result, run_cases
+    from trtllm_replayssm.bench.run import entry, run_cases
+    from trtllm_replayssm.bench.schemes import run_schemes
     from trtllm_replayssm.bench.timing import copy_bandwidth
     from trtllm_replayssm.ops.library import installed_library
 
@@ -92,30 +97,26 @@ def _measure(cases: list[KernelCase], arguments: argparse.Namespace, lines: IO[s
     print(
         ", ".join(f"{name} {value}" for name, value in machine.items()), f"copy {bandwidth * 1e-12:.3f} TB/s", sep=", "
     )
+    others: list[Iterator[dict[str, Any]]] = []
+    if arguments.schemes:
+        others.append(run_schemes(cases, library, bandwidth, rounds=arguments.rounds))
+    if arguments.peers:
+        others.append(run_peers(cases, bandwidth, rounds=arguments.rounds))
+    ours = (entry(row) for row in run_cases(cases, library, bandwidth, rounds=arguments.rounds))
     red = False
-    rows = run_cases(cases, library, bandwidth, rounds=arguments.rounds)
-    peers = run_peers(cases, bandwidth, rounds=arguments.rounds) if arguments.peers else iter(())
-    for row in rows:
-        if isinstance(row, Result):
-            write(row.fields())
-            print(_line(row.fields()), flush=True)
-        elif isinstance(row, Refusal):
-            write({"what": "refused", "case": row.case.name, "reason": row.reason})
-            print(f"{row.case.name}: {row.reason}", flush=True)
-        else:
-            case, found = row
-            red |= not found.green
-            colour = "green" if found.green else "RED"
-            write({"what": "gate", "case": case.name, "output_error": found.output_error,
-                   "state_error": found.state_error, "green": found.green})  # fmt: skip
-            print(f"gate {case.name}: output {found.output_error:.2e}, state {found.state_error:.2e}: {colour}")
-    for fields in peers:
+    for fields in chain(ours, *others):
         write(fields)
-        print(_line(fields) if "us" in fields else f"{fields['peer']}: {fields['reason']}", flush=True)
+        print(_line(fields), flush=True)
+        red |= fields.get("green") is False
     return 1 if red else 0
 
 
 def _line(row: dict[str, Any]) -> str:
+    if row["what"] == "gate":
+        colour = "green" if row["green"] else "RED"
+        return f"gate {row['case']}: output {row['output_error']:.2e}, state {row['state_error']:.2e}: {colour}"
+    if "reason" in row:
+        return f"{row.get('case') or row.get('peer') or row['what']}: {row['reason']}"
     name = f"{row['shape']} {row.get('peer', 'ours')} {row['what']}"
     formats = row["recurrence"] + (f"/{row['read']}" if row["read"] else "")
     ratio = "".join(

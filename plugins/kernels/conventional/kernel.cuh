@@ -59,7 +59,7 @@ __device__ __forceinline__ float reduceRows(const float (&v)[kRows], int lane) {
 }
 
 // One token's inputs as a warp needs them.
-struct TokenInputs {
+struct Token {
   uint2 k, q;      // this lane's four columns
   uint16_t value;  // of this lane's row
   float dt, beta;
@@ -75,49 +75,95 @@ __device__ __forceinline__ float4 columns(const uint2& packed) {
 template <class Act, bool kGdn, int kRows>
 struct RowBlock {
   static constexpr int kLanesPerRow = 32 / kRows;
-  const ConventionalParams& p;
+  const StepParams& p;
   const int row, head, part, lane;
 
-  __device__ TokenInputs load(int token) const {
+  // Of a warp's unit of work, units numbered over rows, heads and parts; row = B and more: nothing to do.
+  static __device__ RowBlock of(const StepParams& p) {
+    const int parts = p.headDim / kRows;
+    const int64_t unit = static_cast<int64_t>(blockIdx.x) * (blockDim.x / 32) + threadIdx.x / 32;
+    const int64_t item = unit / parts;
+    const int row = static_cast<int>(item / p.heads);
+    return {p, row, static_cast<int>(item - static_cast<int64_t>(row) * p.heads), static_cast<int>(unit - item * parts),
+            static_cast<int>(threadIdx.x % 32)};
+  }
+
+  // Slot of the row, -1 for padding and beyond the batch.
+  __device__ int slot() const { return row < p.rows ? __ldg(p.slot + row * p.slotStride) : -1; }
+
+  __device__ int tokens() const { return min(max(__ldg(p.numTokens + row * p.numTokensStride), 0), p.tokens); }
+
+  // The block's columns of this lane in a slot's state.
+  __device__ float* place(const StateTensor& state, int slot) const {
+    return state.data + slot * state.slotStride +
+           (static_cast<int64_t>(head) * p.headDim + part * kRows) * kConventionalStateDim + lane * 4;
+  }
+
+  __device__ float rate() const { return kGdn ? 0.0f : __ldg(p.a + head); }
+  __device__ float skip() const { return kGdn || p.skip == nullptr ? 0.0f : __ldg(p.skip + head); }
+
+  // kQuery: whether the token has a query.
+  template <bool kQuery = true>
+  __device__ Token load(const TokenInputs& inputs, int token) const {
     const int group = head / p.headsPerGroup;
     auto at = [&](const TokenTensor& t, int unit) {
       return static_cast<int64_t>(row) * t.rowStride + token * t.tokenStride + unit * t.headStride;
     };
-    TokenInputs in{};
-    in.k = __ldg(reinterpret_cast<const uint2*>(static_cast<const Act*>(p.k.data) + at(p.k, group)) + lane);
-    in.q = __ldg(reinterpret_cast<const uint2*>(static_cast<const Act*>(p.q.data) + at(p.q, group)) + lane);
-    in.value = __ldg(static_cast<const uint16_t*>(p.value.data) + at(p.value, head) + part * kRows +
+    Token in{};
+    in.k = __ldg(reinterpret_cast<const uint2*>(static_cast<const Act*>(inputs.k.data) + at(inputs.k, group)) + lane);
+    if constexpr (kQuery) {
+      in.q = __ldg(reinterpret_cast<const uint2*>(static_cast<const Act*>(inputs.q.data) + at(inputs.q, group)) + lane);
+    }
+    in.value = __ldg(static_cast<const uint16_t*>(inputs.value.data) + at(inputs.value, head) + part * kRows +
                      lane / kLanesPerRow);
-    in.dt = __ldg(static_cast<const float*>(p.dt.data) + at(p.dt, head));
-    if constexpr (kGdn) in.beta = __ldg(static_cast<const float*>(p.beta.data) + at(p.beta, head));
+    in.dt = __ldg(static_cast<const float*>(inputs.dt.data) + at(inputs.dt, head));
+    if constexpr (kGdn) in.beta = __ldg(static_cast<const float*>(inputs.beta.data) + at(inputs.beta, head));
     return in;
   }
 
-  // Applies the token to the rows and returns the output of this lane's row.
-  __device__ float apply(float4 (&s)[kRows], const TokenInputs& in, float a, float skip) const {
+  static __device__ void read(float4 (&s)[kRows], const float* at) {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) s[r] = loadOnce(at + r * kConventionalStateDim);
+  }
+
+  static __device__ void write(float* at, const float4 (&s)[kRows]) {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) storeOnce(at + r * kConventionalStateDim, s[r]);
+  }
+
+  // Applies the token to the rows and returns the output of this lane's row; kQuery: whether there is one.
+  template <bool kQuery = true>
+  __device__ float apply(float4 (&s)[kRows], const Token& in, float a, float skip) const {
     const float4 k = columns<Act>(in.k), q = columns<Act>(in.q);
     const float value = Activation<Act>::toFloat(in.value);
     float sums[kRows];
     if constexpr (kGdn) {
       constexpr float kEps = 1e-6f;
       const float keyScale = rsqrtf(warpSum(dot(k, k)) + kEps);
-      const float queryScale = rsqrtf((warpSum(dot(q, q)) + kEps) * kConventionalStateDim);
-      const float coupling = warpSum(dot(k, q)) * keyScale * queryScale;
       const float decay = expf(in.dt);
 #pragma unroll
       for (int r = 0; r < kRows; ++r) sums[r] = dot(s[r], k);
       const float recalled = reduceRows(sums, lane) * decay * keyScale;
-#pragma unroll
-      for (int r = 0; r < kRows; ++r) sums[r] = dot(s[r], q);
-      const float old = reduceRows(sums, lane) * decay * queryScale;
       const float correction = in.beta * (value - recalled);
+      float out = 0.0f;
+      if constexpr (kQuery) {
+        const float queryScale = rsqrtf((warpSum(dot(q, q)) + kEps) * kConventionalStateDim);
+        const float coupling = warpSum(dot(k, q)) * keyScale * queryScale;
+#pragma unroll
+        for (int r = 0; r < kRows; ++r) sums[r] = dot(s[r], q);
+        out = fmaf(correction, coupling, reduceRows(sums, lane) * decay * queryScale);
+      }
       addOuter(s, decay, correction * keyScale, k);
-      return fmaf(correction, coupling, old);
+      return out;
     } else {
       addOuter(s, expf(in.dt * a), in.dt * value, k);
+      if constexpr (kQuery) {
 #pragma unroll
-      for (int r = 0; r < kRows; ++r) sums[r] = dot(s[r], q);
-      return fmaf(skip, value, reduceRows(sums, lane));
+        for (int r = 0; r < kRows; ++r) sums[r] = dot(s[r], q);
+        return fmaf(skip, value, reduceRows(sums, lane));
+      } else {
+        return 0.0f;
+      }
     }
   }
 
@@ -141,43 +187,63 @@ struct RowBlock {
   }
 };
 
-template <class Act, bool kGdn, int kRows>
-__global__ void __launch_bounds__(kRows > 8 ? 256 : 512) conventionalKernel(const __grid_constant__ ConventionalParams p) {
-  const int lane = threadIdx.x % 32, parts = p.headDim / kRows;
-  const int64_t unit = static_cast<int64_t>(blockIdx.x) * (blockDim.x / 32) + threadIdx.x / 32;
+// kSingle: T = 1, which needs no registers for a token ahead.
+template <class Act, bool kGdn, int kRows, bool kSingle>
+__global__ void __launch_bounds__(kRows > 8 ? 256 : 512)
+    conventionalKernel(const __grid_constant__ ConventionalParams p) {
   releaseDependents();
   waitForPredecessor();
-  const int64_t item = unit / parts;
-  const int row = static_cast<int>(item / p.heads);
-  if (row >= p.rows) return;
-  const RowBlock<Act, kGdn, kRows> block{p, row, static_cast<int>(item - static_cast<int64_t>(row) * p.heads),
-                                         static_cast<int>(unit - item * parts), lane};
-  const int slot = __ldg(p.slot + row * p.slotStride);
-  const int tokens = slot < 0 ? 0 : min(max(__ldg(p.numTokens + row * p.numTokensStride), 0), p.tokens);
+  const auto block = RowBlock<Act, kGdn, kRows>::of(p);
+  if (block.row >= p.rows) return;
+  const int slot = block.slot();
+  const int tokens = slot < 0 ? 0 : block.tokens();
   if (tokens > 0) {
     int entry = p.entry == nullptr ? 0 : __ldg(p.entry + slot);
-    float* const state = p.state + slot * p.stateSlotStride +
-                         (static_cast<int64_t>(block.head) * p.headDim + block.part * kRows) * kConventionalStateDim +
-                         lane * 4;
+    float* const state = block.place(p.state, slot);
     float4 s[kRows];
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      s[r] = loadOnce(state + entry * p.stateEntryStride + r * kConventionalStateDim);
-    }
-    TokenInputs next = block.load(0);
-    const float a = kGdn ? 0.0f : __ldg(p.a + block.head);
-    const float skip = kGdn || p.skip == nullptr ? 0.0f : __ldg(p.skip + block.head);
+    block.read(s, state + entry * p.entryStride);
+    Token next = block.load(p.inputs, 0);
+    const float a = block.rate(), skip = block.skip();
 #pragma unroll 1
-    for (int token = 0; token < tokens; ++token) {
-      const TokenInputs in = next;
-      if (token + 1 < tokens) next = block.load(token + 1);
+    for (int token = 0; token < (kSingle ? 1 : tokens); ++token) {
+      const Token in = next;
+      if (!kSingle && token + 1 < tokens) next = block.load(p.inputs, token + 1);
       const float out = block.apply(s, in, a, skip);
       entry = entry + 1 < p.entries ? entry + 1 : 0;
-      float* const target = state + entry * p.stateEntryStride;
-#pragma unroll
-      for (int r = 0; r < kRows; ++r) storeOnce(target + r * kConventionalStateDim, s[r]);
+      block.write(state + entry * p.entryStride, s);
       block.storeOutput(token, out);
     }
+  }
+  for (int token = tokens; token < (kSingle ? 1 : p.tokens); ++token) block.storeOutput(token, 0.0f);
+}
+
+// From `source`: cached tokens without outputs, the state after them to `recovered`, the step's tokens, the state after
+// those to `end`.
+template <class Act, bool kGdn, int kRows>
+__global__ void __launch_bounds__(kRows > 8 ? 256 : 512) recoveryKernel(const __grid_constant__ RecoveryParams p) {
+  releaseDependents();
+  waitForPredecessor();
+  const auto block = RowBlock<Act, kGdn, kRows>::of(p);
+  if (block.row >= p.rows) return;
+  const int slot = block.slot();
+  const int tokens = slot < 0 || p.tokens == 0 ? 0 : block.tokens();
+  if (slot >= 0) {
+    float4 s[kRows];
+    block.read(s, block.place(p.source, slot));
+    const float a = block.rate(), skip = block.skip();
+    const int replayed = p.maxReplayed == 0
+                             ? 0
+                             : min(max(__ldg(p.replayed + block.row * p.replayedStride), 0), p.maxReplayed);
+#pragma unroll 1
+    for (int token = 0; token < replayed; ++token) {
+      block.template apply<false>(s, block.template load<false>(p.cached, token), a, skip);
+    }
+    if (p.recovered.data != nullptr) block.write(block.place(p.recovered, slot), s);
+#pragma unroll 1
+    for (int token = 0; token < tokens; ++token) {
+      block.storeOutput(token, block.apply(s, block.load(p.inputs, token), a, skip));
+    }
+    if (p.end.data != nullptr) block.write(block.place(p.end, slot), s);
   }
   for (int token = tokens; token < p.tokens; ++token) block.storeOutput(token, 0.0f);
 }

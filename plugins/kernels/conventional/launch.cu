@@ -1,11 +1,11 @@
-// Launch choice and launch of the conventional step.
+// Launch choice and launches of the conventional step and of the recovery step.
 #include "kernel.cuh"
 
 namespace replayssm {
 namespace {
 
-template <class Act, bool kGdn, int kRows>
-cudaError_t launchRows(const ConventionalParams& p, const ConventionalLaunch& launch, cudaStream_t stream) {
+template <class Kernel, class Params>
+cudaError_t launchKernel(Kernel kernel, const Params& p, const ConventionalLaunch& launch, cudaStream_t stream) {
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attribute.val.programmaticStreamSerializationAllowed = 1;
@@ -15,11 +15,23 @@ cudaError_t launchRows(const ConventionalParams& p, const ConventionalLaunch& la
   config.stream = stream;
   config.attrs = &attribute;
   config.numAttrs = p.programmaticLaunch ? 1 : 0;
-  return cudaLaunchKernelEx(&config, conventionalKernel<Act, kGdn, kRows>, p);
+  return cudaLaunchKernelEx(&config, kernel, p);
 }
 
-template <class Act, bool kGdn>
-cudaError_t launchFamily(const ConventionalParams& p, const ConventionalLaunch& launch, cudaStream_t stream) {
+template <class Act, bool kGdn, int kRows>
+cudaError_t launchRows(const ConventionalParams& p, const ConventionalLaunch& launch, cudaStream_t stream) {
+  if (p.tokens == 1) return launchKernel(conventionalKernel<Act, kGdn, kRows, true>, p, launch, stream);
+  return launchKernel(conventionalKernel<Act, kGdn, kRows, false>, p, launch, stream);
+}
+
+template <class Act, bool kGdn, int kRows>
+cudaError_t launchRows(const RecoveryParams& p, const ConventionalLaunch& launch, cudaStream_t stream) {
+  return launchKernel(recoveryKernel<Act, kGdn, kRows>, p, launch, stream);
+}
+
+template <class Act, bool kGdn, class Params>
+cudaError_t launchFamily(const Params& p, cudaStream_t stream) {
+  const ConventionalLaunch launch = chooseConventional(p);
   switch (launch.stateRows) {
     case 4: return launchRows<Act, kGdn, 4>(p, launch, stream);
     case 8: return launchRows<Act, kGdn, 8>(p, launch, stream);
@@ -27,9 +39,15 @@ cudaError_t launchFamily(const ConventionalParams& p, const ConventionalLaunch& 
   }
 }
 
+template <class Params>
+cudaError_t launchStep(const Params& p, cudaStream_t stream) {
+  if (p.gdn) return p.half ? launchFamily<__half, true>(p, stream) : launchFamily<__nv_bfloat16, true>(p, stream);
+  return p.half ? launchFamily<__half, false>(p, stream) : launchFamily<__nv_bfloat16, false>(p, stream);
+}
+
 }  // namespace
 
-ConventionalLaunch chooseConventional(const ConventionalParams& p) {
+ConventionalLaunch chooseConventional(const StepParams& p) {
   ConventionalLaunch launch{};
   launch.stateRows = 8;
   launch.warps = 4;
@@ -38,12 +56,8 @@ ConventionalLaunch chooseConventional(const ConventionalParams& p) {
   return launch;
 }
 
-cudaError_t launchConventional(const ConventionalParams& p, cudaStream_t stream) {
-  const ConventionalLaunch launch = chooseConventional(p);
-  if (p.gdn) {
-    return p.half ? launchFamily<__half, true>(p, launch, stream) : launchFamily<__nv_bfloat16, true>(p, launch, stream);
-  }
-  return p.half ? launchFamily<__half, false>(p, launch, stream) : launchFamily<__nv_bfloat16, false>(p, launch, stream);
-}
+cudaError_t launchConventional(const ConventionalParams& p, cudaStream_t stream) { return launchStep(p, stream); }
+
+cudaError_t launchRecovery(const RecoveryParams& p, cudaStream_t stream) { return launchStep(p, stream); }
 
 }  // namespace replayssm

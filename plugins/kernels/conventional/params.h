@@ -1,4 +1,5 @@
-// What a launch of the conventional step reads, as plain data; filled once by the ABI layer after validation.
+// What a launch of the conventional step and of the recovery step reads, as plain data; filled once by the ABI layer
+// after validation.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -7,15 +8,30 @@
 
 namespace replayssm {
 
+constexpr int kConventionalStateDim = 128;  // N: 32 lanes hold 4 columns each
+
 // A dense tensor [B, T, heads or groups, elements], the last axis contiguous.
 struct TokenTensor {
   const void* data;
   int64_t rowStride, tokenStride, headStride;
 };
 
-struct ConventionalParams {
+// The inputs of a row's tokens.
+struct TokenInputs {
+  TokenTensor value, k, q;  // act; q only where there are outputs
+  TokenTensor dt;           // float32 [B, T, H]; Mamba-2 dt, GDN log-decay
+  TokenTensor beta;         // float32 [B, T, H]; GDN
+};
+
+// States [S, H, P, N] float32, the last three axes contiguous. Absent: data is null.
+struct StateTensor {
+  float* data;
+  int64_t slotStride;
+};
+
+// What both steps share.
+struct StepParams {
   int32_t rows, tokens, heads, headsPerGroup, headDim;  // B, T, H, H / G, P
-  int32_t entries;                                      // E
   int32_t multiprocessors;
   bool gdn, half, programmaticLaunch;
 
@@ -23,18 +39,27 @@ struct ConventionalParams {
   int64_t slotStride;
   const int32_t* numTokens;  // [B]
   int64_t numTokensStride;
-  const int32_t* entry;  // [S] or null
 
-  TokenTensor value, k, q;  // act
-  TokenTensor dt;           // float32 [B, T, H]; Mamba-2 dt, GDN log-decay
-  TokenTensor beta;         // float32 [B, T, H]; GDN
-  const float* a;         // [H]
-  const float* skip;      // [H] or null
-  void* out;              // act [B, T, H, P]
+  TokenInputs inputs;
+  const float* a;     // [H]
+  const float* skip;  // [H] or null
+  void* out;          // act [B, T, H, P]
   int64_t outRowStride, outTokenStride, outHeadStride;
+};
 
-  float* state;  // [S, E, H, P, N], the last three axes contiguous
-  int64_t stateSlotStride, stateEntryStride;
+struct ConventionalParams : StepParams {
+  const int32_t* entry;  // [S] or null
+  int32_t entries;       // E
+  StateTensor state;     // [S, E, H, P, N]
+  int64_t entryStride;
+};
+
+struct RecoveryParams : StepParams {
+  int32_t maxReplayed;     // tokens of `cached`
+  const int32_t* replayed;  // [B] cached tokens to apply first, clamped to 0..maxReplayed
+  int64_t replayedStride;
+  TokenInputs cached;
+  StateTensor source, recovered, end;  // the latter two may be absent
 };
 
 // How a problem maps to a launch.
@@ -44,11 +69,10 @@ struct ConventionalLaunch {
   int grid;
 };
 
-constexpr int kConventionalStateDim = 128;  // N: 32 lanes hold 4 columns each
-
 // Pure.
-ConventionalLaunch chooseConventional(const ConventionalParams& p);
+ConventionalLaunch chooseConventional(const StepParams& p);
 
 cudaError_t launchConventional(const ConventionalParams& p, cudaStream_t stream);
+cudaError_t launchRecovery(const RecoveryParams& p, cudaStream_t stream);
 
 }  // namespace replayssm

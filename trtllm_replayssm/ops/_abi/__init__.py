@@ -3,7 +3,7 @@
 Structs are filled by field name only. `tests/native/test_abi_mirror.py` compares sizes and offsets with the headers.
 """
 
-from trtllm_replayssm.ops._abi.conventional import CONVENTIONAL_PROGRAMMATIC_LAUNCH, ConventionalArgs
+from trtllm_replayssm.ops._abi.conventional import CONVENTIONAL_PROGRAMMATIC_LAUNCH, ConventionalArgs, RecoveryArgs
 from trtllm_replayssm.ops._abi.inputs import (
     CONV1D_PROGRAMMATIC_LAUNCH,
     NORM_PROGRAMMATIC_LAUNCH,
@@ -44,6 +44,7 @@ __all__ = [
     "GatedRmsNormArgs",
     "Kind",
     "Library",
+    "RecoveryArgs",
     "ResetSlotsArgs",
     "SsmInputsArgs",
     "StateExportArgs",

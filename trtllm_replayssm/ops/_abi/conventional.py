@@ -1,4 +1,4 @@
-"""conventional.h: one step of the baseline on one layer."""
+"""conventional.h and recovery.h: one step of the baselines on one layer."""
 
 from __future__ import annotations
 
@@ -16,4 +16,16 @@ class ConventionalArgs(Args):
         {"kind": ctypes.c_int32, "flags": ctypes.c_uint32},
         "slot", "num_tokens", "entry",
         "value", "k", "q", "dt", "a", "skip", "log_decay", "beta", "out", "state",
+    )  # fmt: skip
+
+
+class RecoveryArgs(Args):
+    """rssm_recovery_args: one step of a scheme of the paper's Appendix A on one layer; see recovery.h."""
+
+    _fields_ = fields(
+        {"kind": ctypes.c_int32, "flags": ctypes.c_uint32},
+        "slot", "num_tokens", "replayed",
+        "cached_value", "cached_k", "cached_dt", "cached_log_decay", "cached_beta",
+        "value", "k", "q", "dt", "a", "skip", "log_decay", "beta", "out",
+        "source", "recovered", "end",
     )  # fmt: skip

@@ -15,7 +15,7 @@ from trtllm_replayssm.errors import (
     ReplaySSMError,
     UnsupportedError,
 )
-from trtllm_replayssm.ops._abi.conventional import ConventionalArgs
+from trtllm_replayssm.ops._abi.conventional import ConventionalArgs, RecoveryArgs
 from trtllm_replayssm.ops._abi.inputs import Conv1dArgs, GatedRmsNormArgs, SsmInputsArgs
 from trtllm_replayssm.ops._abi.records import ABI_VERSION, Args, ErrorRecord, Status
 from trtllm_replayssm.ops._abi.slots import ClearStateArgs, ResetSlotsArgs, StateExportArgs, StateImportArgs
@@ -71,6 +71,10 @@ class Library:
     def conventional_update(self, args: ConventionalArgs, stream: int) -> None:
         """Enqueue one step of the baseline on `stream`."""
         self._call("rssm_conventional_update", _sized(args), ctypes.c_void_p(stream))
+
+    def recovery_step(self, args: RecoveryArgs, stream: int) -> None:
+        """Enqueue one step of a recovery scheme on `stream`."""
+        self._call("rssm_recovery_step", _sized(args), ctypes.c_void_p(stream))
 
     def conv1d_update(self, args: Conv1dArgs, stream: int) -> None:
         """Enqueue the convolution of a decode or verify step on `stream`."""
