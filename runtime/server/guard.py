@@ -24,6 +24,7 @@ from trtllm_replayssm.runtime.server.errors import (
 )
 from trtllm_replayssm.runtime.server.limits import Limits
 from trtllm_replayssm.runtime.server.run import STOPPED
+from trtllm_replayssm.runtime.server.shares import Bodies, Share
 from trtllm_replayssm.runtime.server.stream import EVENTS, error_event
 
 _LOG = logging.getLogger(__name__)
@@ -39,6 +40,7 @@ class Guard:
         self._app = app
         self._stopping = stopping
         self._limits = limits
+        self.bodies = Bodies(limits.all_bodies_bytes)
         self._api_key = None if api_key is None else api_key.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -48,6 +50,7 @@ class Guard:
             return
         scope = origin_form(scope)
         started = streaming = False
+        share = self.bodies.share()
 
         async def sending(message: Message) -> None:
             nonlocal started, streaming
@@ -60,7 +63,7 @@ class Guard:
 
         try:
             self._check_headers(scope)
-            body = await self._body(receive)
+            body = await self._body(receive, share)
             if body is not None:  # None: the client left before its body was complete
                 await self._app(scope, _replay(body, receive), sending)
         except asyncio.TimeoutError:
@@ -81,6 +84,8 @@ class Guard:
             if not started:
                 status, content, headers = describe(error)
                 await error_response(status, content, headers)(scope, receive, send)
+        finally:
+            share.give_back()
 
     def _check_headers(self, scope: Scope) -> None:
         headers = scope["headers"]
@@ -102,10 +107,10 @@ class Guard:
                 "HTTP", "Authorization", expected="Bearer and the server's API key", got="none, or another"
             )
 
-    async def _body(self, receive: Receive) -> bytes | None:
-        return await asyncio.wait_for(self._read(receive), self._limits.body_seconds)
+    async def _body(self, receive: Receive, share: Share) -> bytes | None:
+        return await asyncio.wait_for(self._read(receive, share), self._limits.body_seconds)
 
-    async def _read(self, receive: Receive) -> bytes | None:
+    async def _read(self, receive: Receive, share: Share) -> bytes | None:
         parts, size = [], 0
         while True:
             message = await receive()
@@ -115,6 +120,7 @@ class Guard:
             size += len(parts[-1])
             if size > self._limits.body_bytes:
                 raise TooLargeError("body", limit=self._limits.body_bytes, status=413)
+            share.take(len(parts[-1]))
             if not message.get("more_body", False):
                 return b"".join(parts)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from typing import Any
 
 import httpx
@@ -10,11 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.runtime.harness import scripted
-from tests.server.harness import NAME, ask, over_asgi
-from tests.server.scripted import LETTERS, byte_tokenizer, serving
+from tests.runtime.fake_session import hash_model
+from tests.runtime.harness import bench, scripted
+from tests.server.harness import NAME, ask, live, over_asgi, wait_for
+from tests.server.scripted import LETTERS, byte_tokenizer, serving, slow
 from tests.server.test_stalls import machine
-from trtllm_replayssm.errors import RequestError
+from trtllm_replayssm.errors import ConfigError, RequestError
 from trtllm_replayssm.runtime.server.bounds import MAX_DEPTH, BodyBounds, read_json
 from trtllm_replayssm.runtime.server.limits import Limits
 from trtllm_replayssm.runtime.server.protocol.common import MAX_BIASES, MAX_FIELDS
@@ -146,3 +148,27 @@ def test_long_texts_have_the_tokens_that_short_ones_have() -> None:
     with serving(machine(1 << 16)) as server:
         ids = ask(server, "/tokenize", {"prompt": text}).json()["tokens"]
         assert ask(server, "/detokenize", {"tokens": ids}).json()["prompt"] == text
+
+
+def test_bodies_of_all_connections_together_are_bounded_and_counted_down_again() -> None:
+    machine = bench(model=slow(hash_model(64), 0.01), tokenizer=LETTERS, vocab=64, eos_ids=(), slots=1, max_seq_len=300)
+    limits = {"body_bytes": 1000, "all_bodies_bytes": 1500}
+    with serving(machine, **limits) as server, live(server) as url:
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 900\r\n\r\n"
+        with socket.create_connection(("127.0.0.1", server.settings.port), timeout=10) as incomplete:
+            incomplete.sendall(head + b" " * 800)
+            body = json.dumps({**COMPLETION, "max_tokens": 1}).encode().ljust(700)
+            headers = {"Content-Type": "application/json"}
+
+            def post(data: bytes) -> httpx.Response:
+                return httpx.post(f"{url}/v1/completions", content=data, headers=headers, timeout=20)
+
+            wait_for(lambda: post(body.ljust(701)).status_code == 429, "the first body to be held")
+            refused = post(body.ljust(701))
+            assert refused.json()["error"]["type"] == "rate_limit_error" and int(refused.headers["Retry-After"]) >= 1
+            assert "at most 1500 bytes" in refused.json()["error"]["message"]
+            assert [post(body).status_code for _ in range(3)] == [200] * 3
+        wait_for(lambda: post(body.ljust(1000)).status_code == 200, "the first body to be given back")
+        assert [post(body.ljust(1000)).status_code for _ in range(3)] == [200] * 3
+    with pytest.raises(ConfigError, match="all_bodies_bytes"):
+        Limits(body_bytes=1000, all_bodies_bytes=999)
