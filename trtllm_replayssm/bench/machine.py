@@ -8,11 +8,15 @@ from pathlib import Path
 
 import torch
 
+from trtllm_replayssm.errors import ConfigError
+
 UNKNOWN = "unknown"
 
 
 def describe() -> dict[str, str]:
-    """Fields of every JSON line; `unknown` where the machine does not say."""
+    """Fields of every JSON line; `unknown` where the machine does not say. Raises ConfigError without a CUDA device."""
+    if not torch.cuda.is_available():
+        raise ConfigError("bench kernel", "device", expected="a CUDA device", got="none", hint="Use --list without one")
     return {
         "gpu": torch.cuda.get_device_name(),
         "driver": _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").splitlines()[0],
