@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from trtllm_replayssm.bindings import MOE, OpStep, Program
 from trtllm_replayssm.builders.parameters import Parameters, parameter_specs
 from trtllm_replayssm.builders.quantize_writer import Entry, SafetensorsWriter
-from trtllm_replayssm.params import ParamSpec
+from trtllm_replayssm.params import ParamRole, ParamSpec
 from trtllm_replayssm.weights.matrix import DenseMatrix, Fp8Matrix, Matrix, MatrixFormat
 from trtllm_replayssm.weights.names import expert_weight, split_expert_stack
 
@@ -28,7 +28,7 @@ _NAMES = {MatrixFormat.BF16: "BF16", MatrixFormat.F16: "F16", MatrixFormat.F32: 
 def write_native_weights(
     directory: Path, programs: Iterable[Program], parameters: Parameters, tick: Callable[[str], None]
 ) -> list[str]:
-    """Write the files that the programs' native operations need -> their names in the bundle. tick(what) as it goes."""
+    """Write what native operations or plugins read -> file names in the bundle. tick(what) is called as it goes."""
     steps = [step for program in programs for step in program.steps if isinstance(step, OpStep)]
     specs = parameter_specs(parameters.geometry)
     (directory / "weights").mkdir(exist_ok=True)
@@ -38,9 +38,11 @@ def write_native_weights(
         entries = [Entry(name, "F32", specs[name].shape) for name in vectors]
         _write(directory / VECTORS, entries, ((name, parameters.vector(name)) for name in vectors))
         written.append(VECTORS)
-    for step in steps:
-        if step.op == MOE:
-            written.append(_write_experts(directory, [specs[n] for n in step.weights.values()], parameters, tick))
+    blocks: dict[str, list[ParamSpec]] = {}
+    for spec in specs.values():
+        if spec.role is ParamRole.EXPERTS:
+            blocks.setdefault(split_expert_stack(spec.name)[0], []).append(spec)
+    written += [_write_experts(directory, stacks, parameters, tick) for stacks in blocks.values()]
     return written
 
 

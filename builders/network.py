@@ -67,9 +67,12 @@ class Network:
         self.definition.mark_output(tensor)
 
     def constant(self, name: str, array: NDArray[Any], *, shape: tuple[int, ...], fp4: bool = False) -> Any:
-        """A constant by the name of what it holds; the same name is the same layer. No copy of contiguous arrays."""
+        """A constant by the name of what it holds. The same name is the same layer, seen in another shape where that is
+        asked for: tied embeddings are stored once. No copy of contiguous arrays.
+        """
         if name in self._made:
-            return self._made[name]
+            made = self._made[name]
+            return made if tuple(made.shape) == shape else self.reshape(made, shape, f"{name} as {list(shape)}")
         array = np.ascontiguousarray(array)
         dtype = "float4_e2m1" if fp4 else _NUMPY_NAMES[array.dtype]
         count = math.prod(shape)

@@ -14,18 +14,20 @@ import torch
 from torch import Tensor
 
 from trtllm_replayssm.bindings import EngineStep
-from trtllm_replayssm.errors import ConfigError, ContractError, DeviceError, EngineMismatchError, UnsupportedError
+from trtllm_replayssm.errors import ConfigError, ContractError, DeviceError, EngineMismatchError
 from trtllm_replayssm.manifest import Manifest
 
-_PLUGIN_FLAVOUR = "tensorrt"
+PLUGIN_FLAVOUR = "tensorrt"
 
 
 class TensorRtEngines:
     """Implements `tensorrt_program.Engines` on the current CUDA stream."""
 
-    def __init__(self, directory: Path, manifest: Manifest) -> None:
+    def __init__(self, directory: Path, manifest: Manifest, plugin_library: str | Path | None = None) -> None:
         """Raises ConfigError or EngineMismatchError when library, GPU and bundle do not fit."""
         trt = _library(manifest)
+        if manifest.build.flavour == PLUGIN_FLAVOUR:
+            _load_plugins(trt, plugin_library)
         self._trt = trt
         self._messages: list[str] = []
         self._logger = _logger(trt, self._messages)
@@ -83,11 +85,6 @@ class TensorRtEngines:
 
 def _library(manifest: Manifest) -> Any:
     name = manifest.build.flavour
-    if name == _PLUGIN_FLAVOUR:
-        raise UnsupportedError(
-            "load bundle", "flavour", expected="tensorrt_rtx, whose native operations run between engines", got=name,
-            hint="Bundles of engines with plugins are run by a host of their own; docs/tensorrt.md tells how",
-        )  # fmt: skip
     try:
         trt = import_module(name)
     except ImportError as error:
@@ -101,6 +98,15 @@ def _library(manifest: Manifest) -> Any:
             hint="Build the bundle again, or install the version that it was built with",
         )  # fmt: skip
     return trt
+
+
+def _load_plugins(trt: Any, library: str | Path | None) -> None:
+    """Into the registry, where engines find the plugins that they name."""
+    if library is None or trt.get_plugin_registry().load_library(str(library)) is None:
+        raise ConfigError(
+            "load bundle", "plugin_library", expected="a plugin library that TensorRT loads", got=library,
+            hint="Give the path of libtrtllm_replayssm_plugins.so",
+        )  # fmt: skip
 
 
 def _logger(trt: Any, messages: list[str]) -> Any:

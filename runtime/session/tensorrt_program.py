@@ -16,12 +16,17 @@ from torch import Tensor
 
 from trtllm_replayssm.bindings import (
     ALIAS_SUFFIX,
+    CARRY_INDEX,
     HIDDEN,
     HIDDEN_IN,
     IDS,
     LOGITS,
+    NUM_TOKENS,
+    PHASE,
     POSITION,
     POSITIONS,
+    ROW_FLAGS,
+    SLOT,
     TOKEN_INDEX,
     EngineStep,
     Program,
@@ -34,6 +39,7 @@ from trtllm_replayssm.ops.layer_state import StepRows
 from trtllm_replayssm.runtime.pools.state_pools import StatePools
 from trtllm_replayssm.runtime.session.step_context import Phase, StepContext
 from trtllm_replayssm.runtime.session.tensorrt_ops import NativeStepOps
+from trtllm_replayssm.runtime.session.tensorrt_state import PluginState
 
 CONTEXT, GENERATION, VERIFY = "context", "generation", "verify"
 _TORCH_TYPES = {
@@ -51,7 +57,10 @@ class Engines(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """Dense rows: cache row b belongs to slot first + b. ids [B, T], index [B, K], hidden [B, T, hidden] or None."""
+    """Dense rows: cache row b belongs to slot first + b. ids [B, T], index [B, K], hidden [B, T, hidden] or None.
+
+    flags: RSSM_PREFILL_* of all rows.
+    """
 
     first: int
     profile: str
@@ -59,16 +68,24 @@ class _Step:
     ids: Tensor
     index: Tensor
     hidden: Tensor | None
+    flags: int = 0
 
 
 class ProgramRunner:
-    """The programs of one bundle over one set of pools."""
+    """The programs of one bundle over one set of pools.
 
-    def __init__(self, manifest: Manifest, engines: Engines, ops: NativeStepOps, pools: StatePools) -> None:
+    plugins: state and experts that engines with plugins bind; None where native operations run between engines.
+    """
+
+    def __init__(
+        self, manifest: Manifest, engines: Engines, ops: NativeStepOps, pools: StatePools, *,
+        plugins: PluginState | None = None,
+    ) -> None:  # fmt: skip
         self._manifest = manifest
         self._engines = engines
         self._ops = ops
         self._pools = pools
+        self._plugins = plugins
         self._device = pools.cursors.position.device
         self._profiles = list(manifest.profiles)
         self._buffers: dict[tuple[str, int, int, int], dict[str, Tensor]] = {}
@@ -129,9 +146,14 @@ class ProgramRunner:
         single = StepContext(context.phase, rows, context.start[one], count, context.last_chunk[one])
         index = torch.tensor([[count - 1]], device=self._device)
         part = None if hidden is None else hidden[one, :count]
-        return self._execute(
-            self._manifest.programs[name], _Step(slot, CONTEXT, single, ids[one, :count], index, part)
-        )
+        last, flags = bool(context.last_chunk[row]), 0
+        if self._plugins is not None and hidden is None:
+            flags = self._plugins.begin_chunk(self._pools, slot, last=last)
+        step = _Step(slot, CONTEXT, single, ids[one, :count], index, part, flags)
+        out = self._execute(self._manifest.programs[name], step)
+        if self._plugins is not None and hidden is None:
+            self._plugins.end_chunk(self._pools, slot, last=last)
+        return out
 
     def _execute(self, program: Program, step: _Step) -> ModelOutput[Tensor]:
         if step.profile not in self._profiles:
@@ -159,29 +181,38 @@ class ProgramRunner:
         key = (program.name, rows, width, selected)
         buffers = self._buffers.get(key)
         if buffers is None:
-            buffers = self._allocate(program, {"B": rows, "T": width, "K": selected})
+            phase = self._manifest.profiles[step.profile].phase
+            buffers = self._allocate(program, {"B": rows, "T": width, "K": selected, "R": phase})
             if step.profile != CONTEXT:  # prompt chunks have any length: keeping their buffers would fill the memory
                 self._buffers[key] = buffers
-        given = {
+        given: dict[str, Tensor | int] = {
             IDS: step.ids, POSITION: step.context.start, POSITIONS: step.context.positions(), TOKEN_INDEX: step.index,
+            SLOT: step.context.rows.slot, NUM_TOKENS: step.context.rows.num_tokens, ROW_FLAGS: step.flags,
+            CARRY_INDEX: 0, PHASE: 0,
         }  # fmt: skip
         if step.hidden is not None:
             given[HIDDEN_IN] = step.hidden
         for name, value in given.items():
             if name in buffers:
-                buffers[name].copy_(value)
+                buffers[name].copy_(value) if isinstance(value, Tensor) else buffers[name].fill_(value)
         caches = {}
         for layer, kv in self._pools.kv.items():
             for part, pool in (("keys", kv.keys), ("values", kv.values)):
                 view = pool[step.first : step.first + rows]
                 caches[layer_tensor(layer, part)] = caches[layer_tensor(layer, part) + ALIAS_SUFFIX] = view
-        return {**buffers, **caches}
+        return {**buffers, **caches, **self._bound()}
+
+    def _bound(self) -> dict[str, Tensor]:
+        """State and experts of engines with plugins, also under the names of the outputs that alias them."""
+        tensors = {} if self._plugins is None else self._plugins.tensors
+        return {**tensors, **{name + ALIAS_SUFFIX: tensor for name, tensor in tensors.items()}}
 
     def _allocate(self, program: Program, extents: Mapping[str, int]) -> dict[str, Tensor]:
         caches = {layer_tensor(layer, part) for layer in self._pools.kv for part in ("keys", "values")}
+        bound = caches | self._bound().keys()
         buffers = {}
         for name, spec in program.tensors.items():
-            if name.removesuffix(ALIAS_SUFFIX) not in caches:
+            if name.removesuffix(ALIAS_SUFFIX) not in bound:
                 dims = [extents[d] if isinstance(d, str) else d for d in spec.dims]
                 buffers[name] = torch.zeros(dims, dtype=_TORCH_TYPES[spec.dtype], device=self._device)
         return buffers

@@ -17,9 +17,10 @@ from trtllm_replayssm.ops.dtypes import torch_dtype
 from trtllm_replayssm.runtime.pools.state_pools import StatePools
 from trtllm_replayssm.runtime.session.device import usable_device
 from trtllm_replayssm.runtime.session.step_context import StepContext
-from trtllm_replayssm.runtime.session.tensorrt_engines import TensorRtEngines
+from trtllm_replayssm.runtime.session.tensorrt_engines import PLUGIN_FLAVOUR, TensorRtEngines
 from trtllm_replayssm.runtime.session.tensorrt_ops import NativeStepOps
 from trtllm_replayssm.runtime.session.tensorrt_program import Engines, ProgramRunner
+from trtllm_replayssm.runtime.session.tensorrt_state import PluginState
 from trtllm_replayssm.runtime.session.tensorrt_weights import BundleWeights
 from trtllm_replayssm.runtime.session.torch_graph import TorchGraph
 from trtllm_replayssm.runtime.session.torch_session import TorchSession
@@ -40,24 +41,33 @@ class TensorRtSession(TorchSession):
         """directory: of the bundle, for what native operations read. engines: run the bundle's engine files."""
         activation = torch_dtype(ActivationDtype(manifest.build.activation))
         # native operations ask for vectors and experts only, which a bundle serves as a checkpoint does
-        source = cast(Checkpoint, BundleWeights(directory, manifest.geometry))
-        weights = TorchWeights(source, activation, pools.cursors.position.device)
+        bundle = BundleWeights(directory, manifest.geometry)
+        weights = TorchWeights(cast(Checkpoint, bundle), activation, pools.cursors.position.device)
         super().__init__(weights, pools)
         ops = NativeStepOps(manifest.geometry, self._state_ops, weights)
-        self._programs = ProgramRunner(manifest, engines, ops, pools)
+        plugins = None
+        if manifest.build.flavour == PLUGIN_FLAVOUR:
+            plugins = PluginState.of(pools, bundle.packed_experts(manifest.programs.values()))
+        self._programs = ProgramRunner(manifest, engines, ops, pools, plugins=plugins)
         self._context_now: StepContext | None = None
         self._model = Model(model_of(manifest.geometry).parameters, self._run_main, self._run_mtp)
         for slot in range(pools.pool.slots):
             self._clear_caches(slot)
 
     @classmethod
-    def from_bundle(cls, directory: str | Path, *, slots: int | None = None, device: str = "cuda") -> TensorRtSession:
-        """Check a bundle and load it. Raises EngineMismatchError when bundle, library and GPU do not fit."""
+    def from_bundle(
+        cls, directory: str | Path, *, slots: int | None = None, device: str = "cuda",
+        plugin_library: str | Path | None = None,
+    ) -> TensorRtSession:  # fmt: skip
+        """Check a bundle and load it; plugin_library: for engines with plugins.
+
+        Raises EngineMismatchError when bundle, library and GPU do not fit.
+        """
         path = Path(directory)
         manifest = read_manifest(path)
         check_files(path, manifest)
         pools = pools_of(manifest, slots, device)
-        return cls(manifest, path, TensorRtEngines(path, manifest), pools)
+        return cls(manifest, path, TensorRtEngines(path, manifest, plugin_library), pools)
 
     def free(self, slot: int) -> None:
         """See `Session.free`."""

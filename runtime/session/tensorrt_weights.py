@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from trtllm_replayssm.bindings import Program
 from trtllm_replayssm.errors import EngineMismatchError
 from trtllm_replayssm.models import model_of
+from trtllm_replayssm.params import ParamRole
 from trtllm_replayssm.shapes import ModelGeometry
-from trtllm_replayssm.weights.matrix import ExpertStack, Matrix
+from trtllm_replayssm.weights.matrix import DenseMatrix, ExpertStack, Fp8Matrix, Matrix
 from trtllm_replayssm.weights.names import expert_weight
 from trtllm_replayssm.weights.safetensors_file import SafetensorsFile, Tensor
 from trtllm_replayssm.weights.storage import find_matrix
@@ -46,3 +50,34 @@ class BundleWeights:
             return find_matrix(self._tensors, expert_weight(name, expert), (rows, columns), quantised=True).read()
 
         return ExpertStack((experts, rows, columns), read)
+
+    def packed_experts(self, programs: Iterable[Program]) -> dict[str, NDArray[Any]]:
+        """Every stack of experts that a program's engines read, as plugins take it, by binding name.
+
+        Elements as int8 [E, out, bytes of a row]; then scales. FP8: float32 [E, out]; NVFP4: int8 codes
+        [E, out, in / 16] and float32 [E].
+        """
+        wanted = {name for program in programs for name in program.tensors}
+        stacks = [n for n, spec in self._specs.items() if spec.role is ParamRole.EXPERTS and n in wanted]
+        return {name: array for stack in stacks for name, array in self._packed_stack(stack).items()}
+
+    def _packed_stack(self, stack: str) -> dict[str, NDArray[Any]]:
+        experts = self.experts(stack)
+        matrices = [experts.matrix(e) for e in range(len(experts))]
+        parts: dict[str, list[NDArray[Any]]] = {}
+        for matrix in matrices:
+            for suffix, array in _packed(matrix):
+                parts.setdefault(stack + suffix, []).append(array)
+        return {name: np.stack(arrays) for name, arrays in parts.items()}
+
+
+def _packed(matrix: Matrix) -> list[tuple[str, NDArray[Any]]]:
+    """(suffix of the binding's name, array of one expert)."""
+    rows = matrix.shape[0]
+    if isinstance(matrix, DenseMatrix):
+        return [("", matrix.data.reshape(rows, -1).view(np.int8))]
+    if isinstance(matrix, Fp8Matrix):
+        scale = np.broadcast_to(matrix.scale.reshape(-1), (rows,)).astype(np.float32)
+        return [("", matrix.weight.view(np.int8)), ("_scale", scale)]
+    scale_2 = np.asarray(matrix.scale_2, dtype=np.float32)
+    return [("", matrix.packed.view(np.int8)), ("_scale", matrix.block_scale.view(np.int8)), ("_scale_2", scale_2)]

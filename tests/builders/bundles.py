@@ -3,63 +3,84 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
+import tensorrt_rtx
 from torch import Tensor
 
 from tests.builders.evaluator import NetworkEvaluator
+from tests.builders.recorded_tensorrt import PluginCall, Recorded, RecordedTensorRt
 from trtllm_replayssm.bindings import Program
 from trtllm_replayssm.builders.compiler import Compiler
-from trtllm_replayssm.builders.flavour import Flavour, FlavourName, load
+from trtllm_replayssm.builders.flavour import CURRENT, Flavour, FlavourName, load
 from trtllm_replayssm.builders.native_weights import write_native_weights
 from trtllm_replayssm.builders.options import BuildOptions
 from trtllm_replayssm.builders.parameters import Parameters
+from trtllm_replayssm.builders.plugin_layers import PluginOps
 from trtllm_replayssm.builders.profiles import make_profiles
-from trtllm_replayssm.builders.segments import Segment
+from trtllm_replayssm.builders.segments import ProgramBuilder, Segment
 from trtllm_replayssm.builders.trace import SegmentedOps, trace
-from trtllm_replayssm.manifest import FORMAT_VERSION, BuildInfo, Manifest
+from trtllm_replayssm.builders.trt_graph import NativeOps
+from trtllm_replayssm.manifest import FORMAT_VERSION, BuildInfo, Manifest, Profile
 from trtllm_replayssm.runtime.session.tensorrt_session import TensorRtSession, pools_of
 
 
 @dataclass
 class Traced:
-    """Programs and, by engine name, the networks that a build would compile; the compiler keeps the library alive."""
+    """Programs and, by engine name, the networks that a build would compile.
+
+    calls: the plugin layers of each network; compiler: keeps the library's objects alive.
+    """
 
     options: BuildOptions
+    flavour: Flavour
     programs: dict[str, Program]
     segments: dict[str, Segment]
+    calls: dict[str, list[PluginCall]]
     compiler: Compiler
     parameters: Parameters
-    shared: dict[str, str] = field(default_factory=dict)
-
-
-def rtx(target: str = "12.0") -> Flavour:
-    return load(FlavourName.RTX, target)
 
 
 def trace_networks(parameters: Parameters, options: BuildOptions) -> Traced:
-    """Everything a build does but compiling."""
+    """Everything a build does but compiling; flavour `tensorrt` over the stand-in for the library."""
+    recorded = Recorded()
+    plugins = options.flavour is FlavourName.TENSORRT
+    flavour = load(FlavourName.RTX, "12.0")
+    if plugins:
+        flavour = Flavour(FlavourName.TENSORRT, CURRENT, RecordedTensorRt(recorded))
     activation = options.activation.value
-    compiler = Compiler(rtx(), profiles(options), slots=options.max_batch, activation=activation, tick=lambda: None)
+    compiler = Compiler(flavour, profiles(options), slots=options.max_batch, activation=activation, tick=lambda: None)
     segments: dict[str, Segment] = {}
+    calls: dict[str, list[PluginCall]] = {}
     shared: dict[str, str] = {}
 
     def emit(segment: Segment) -> str:
         name = shared.get(segment.share or "", f"{len(segments):03}")
         segments.setdefault(name, segment)
+        names = {definition_of(segment).get_input(i).name for i in range(definition_of(segment).num_inputs)}
+        # the first pass made plugin layers too, of networks that are gone
+        calls[name] = [c for c in recorded.calls if c.output in names]
         if segment.share is not None:
             shared[segment.share] = name
         return name
 
+    def make_ops(program: ProgramBuilder, source: Parameters) -> NativeOps:
+        return PluginOps(program, source, options, flavour.trt) if plugins else SegmentedOps(program, activation)
+
     programs = trace(
-        parameters, compiler.new_network, emit, lambda program, _: SegmentedOps(program, activation), segmented=True,
-        activation=activation, depth=options.depth,
+        parameters, compiler.new_network, emit, make_ops, segmented=not plugins, activation=activation,
+        depth=options.depth,
     )  # fmt: skip
-    return Traced(options, programs, segments, compiler, parameters, shared)
+    return Traced(options, flavour, programs, segments, calls, compiler, parameters)
 
 
-def profiles(options: BuildOptions) -> dict[str, object]:
+def definition_of(segment: Segment) -> tensorrt_rtx.INetworkDefinition:
+    """The network itself, without the stand-in's checks."""
+    return getattr(segment.network.definition, "real", segment.network.definition)
+
+
+def profiles(options: BuildOptions) -> dict[str, Profile]:
     return make_profiles(
         max_batch=options.max_batch, max_step_tokens=options.replay.max_step_tokens,
         context_rows=options.context_rows, context_tokens=options.context_tokens, max_seq_len=options.max_seq_len,
@@ -69,14 +90,20 @@ def profiles(options: BuildOptions) -> dict[str, object]:
 class EvaluatorEngines:
     """Runs the networks of traced programs with torch, in the place of TensorRT."""
 
-    def __init__(self, segments: Mapping[str, Segment]) -> None:
-        self._evaluators = {name: NetworkEvaluator(segment.network) for name, segment in segments.items()}
+    def __init__(self, traced: Traced) -> None:
+        self._evaluators = {
+            name: NetworkEvaluator(
+                tensorrt_rtx, definition_of(segment), segment.network.constants, traced.calls[name]
+            )
+            for name, segment in traced.segments.items()
+        }
 
     def run(self, engine: str, profile: int, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> None:
         results = self._evaluators[engine].run(inputs)
         assert results.keys() == outputs.keys()
         for name, out in outputs.items():
-            assert out.dtype is results[name].dtype and out.shape == results[name].shape, name
+            got = results[name]
+            assert (out.dtype, out.shape) == (got.dtype, got.shape), (name, out.dtype, out.shape, got.dtype, got.shape)
             if out.data_ptr() != results[name].data_ptr():
                 out.copy_(results[name])
 
@@ -84,7 +111,7 @@ class EvaluatorEngines:
 def manifest_of(traced: Traced) -> Manifest:
     options = traced.options
     info = BuildInfo(
-        flavour="tensorrt_rtx", tensorrt_version="none", product_version="none", target="12.0",
+        flavour=traced.flavour.name.value, tensorrt_version="none", product_version="none", target="12.0",
         activation=options.activation.value, weights=options.weights, max_batch=options.max_batch,
         max_seq_len=options.max_seq_len, context_rows=1, context_tokens=options.context_tokens, tp_size=1, tp_rank=0,
         peak_rss_bytes=0, seconds=0.0,
@@ -99,4 +126,4 @@ def evaluated_session(traced: Traced, directory: Path) -> TensorRtSession:
     """A session whose engines are evaluated; `directory` gets what native operations read."""
     write_native_weights(directory, traced.programs.values(), traced.parameters, lambda _: None)
     manifest = manifest_of(traced)
-    return TensorRtSession(manifest, directory, EvaluatorEngines(traced.segments), pools_of(manifest, None, "cpu"))
+    return TensorRtSession(manifest, directory, EvaluatorEngines(traced), pools_of(manifest, None, "cpu"))

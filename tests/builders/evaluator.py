@@ -6,7 +6,7 @@ from the builder's own map, since the library cannot give BF16, FP8 and FP4 back
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import ml_dtypes
@@ -15,26 +15,26 @@ import torch
 from torch import Tensor
 
 from tests.builders import evaluator_layers as layers
-from trtllm_replayssm.builders.network import Constant, Network
+from tests.builders.plugin_evaluator import PluginMemory
+from trtllm_replayssm.builders.network import Constant
 from trtllm_replayssm.weights.matrix import DenseMatrix, Nvfp4Matrix
 
-TORCH_TYPES = {
-    "FLOAT": torch.float32, "HALF": torch.float16, "BF16": torch.bfloat16, "INT32": torch.int32, "INT64": torch.int64,
-    "BOOL": torch.bool,
-}  # fmt: skip
 Step = Callable[[dict[str, Tensor]], None]
 
 
 class NetworkEvaluator:
     """One network, read once. Quantised tensors are held as the float32 values they stand for."""
 
-    def __init__(self, network: Network) -> None:
-        definition = network.definition
-        self.inputs = [definition.get_input(i).name for i in range(definition.num_inputs)]
+    def __init__(self, trt: Any, definition: Any, constants: Mapping[str, Constant], calls: Sequence[Any] = ()) -> None:
+        """calls: the plugin layers of the network (`recorded_tensorrt.PluginCall`)."""
+        self._calls = list(calls)
+        imitated = {call.output for call in calls if call.output is not None}
+        names = [definition.get_input(i).name for i in range(definition.num_inputs)]
+        self.inputs = [name for name in names if name not in imitated]
         self.outputs = [definition.get_output(i).name for i in range(definition.num_outputs)]
         self._constants: dict[str, Tensor] = {}
         self._steps: list[Step] = []
-        known: set[str] = set(self.inputs)
+        known: set[str] = {*self.inputs, *imitated}
         attention: dict[str, Any] = {}
         for index in range(definition.num_layers):
             layer = definition.get_layer(index)
@@ -43,13 +43,13 @@ class NetworkEvaluator:
             known |= set(names)
             kind = layer.type.name
             if kind == "CONSTANT":
-                self._constants[names[0]] = constant_values(network.constants[layer.name])
+                self._constants[names[0]] = constant_values(constants[layer.name])
             else:
-                self._steps.append(layers.step_of(network.trt, layer, kind, attention))
+                self._steps.append(layers.step_of(trt, layer, kind, attention))
 
     def run(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Outputs by name; every input must be given, with its own type."""
-        memory = {**self._constants, **{name: values[name] for name in self.inputs}}
+        memory = PluginMemory({**self._constants, **{name: values[name] for name in self.inputs}}, self._calls)
         for step in self._steps:
             step(memory)
         return {name: memory[name] for name in self.outputs}

@@ -53,6 +53,10 @@ def _cast(trt: Any, layer: Any, _: Any) -> Any:
     return lambda x: x.to(kind)
 
 
+def _identity(trt: Any, layer: Any, _: Any) -> Any:
+    return lambda x: x
+
+
 def _elementwise(trt: Any, layer: Any, _: Any) -> Any:
     return _ELEMENTWISE[_as(trt, layer, "IElementWiseLayer").op.name]
 
@@ -221,7 +225,8 @@ def _dynamic_quantize(trt: Any, layer: Any, _: Any) -> Any:
 
 
 _READERS: dict[str, Callable[[Any, Any, dict[str, Any]], Any]] = {
-    "CAST": _cast, "ELEMENTWISE": _elementwise, "UNARY": _unary, "ACTIVATION": _activation, "REDUCE": _reduce,
+    "CAST": _cast, "IDENTITY": _identity,
+    "ELEMENTWISE": _elementwise, "UNARY": _unary, "ACTIVATION": _activation, "REDUCE": _reduce,
     "TOPK": _topk, "SOFTMAX": _softmax, "SLICE": _slice, "CONCATENATION": _concatenation, "SHUFFLE": _shuffle,
     "MATRIX_MULTIPLY": _matmul, "GATHER": _gather, "SELECT": _select, "ROTARY_EMBEDDING": _rotary,
     "KV_CACHE_UPDATE": _cache_update, "ATTENTION_INPUT": _attention_input, "ATTENTION_OUTPUT": _attention_output,

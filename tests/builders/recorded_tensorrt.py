@@ -33,11 +33,14 @@ class FakePlugin:
 
 @dataclass
 class PluginCall:
-    """One plugin layer: input tensors by argument order, and the network input that stands for its own output."""
+    """One plugin layer. inputs: tensors in argument order, valid while their network lives; names: theirs at the call;
+    output: name of the network input that stands for its own output, None where it has none.
+    """
 
     plugin: FakePlugin
     inputs: list[Any]
-    output: Any
+    names: list[str]
+    output: str | None
 
 
 class FakePluginLayer:
@@ -127,7 +130,8 @@ class Proxy:
                 fake.fields["heads"] * fake.fields["head_dim"]
             )
             outputs.append(network.add_input(f"plugin {number} output", real[0].dtype, (-1, -1, width)))
-        self.recorded.calls.append(PluginCall(fake, real, outputs[0] if outputs else None))
+        own_name = outputs[0].name if outputs else None
+        self.recorded.calls.append(PluginCall(fake, real, [tensor.name for tensor in real], own_name))
         state = real[own:] if fake.name != "MoeExperts" else []
         outputs += [network.add_identity(tensor).get_output(0) for tensor in state]
         return Proxy(self.recorded, "IPluginV3Layer", FakePluginLayer(outputs))

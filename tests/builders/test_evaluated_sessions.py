@@ -7,7 +7,7 @@ mixed rows in any order, padding, rejected drafts and flushes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -77,14 +77,19 @@ def drive(session: TorchSession) -> Iterator[Logits]:
     session.free(unused)
 
 
+def assert_close(ours: Iterable[Logits], theirs: Iterable[Logits]) -> None:
+    """Within the noise of float32 sums and float16 corrections, which is stated for logits of up to 8."""
+    pairs = [(x, y) for x, y in zip(ours, theirs, strict=True) if x.size]
+    largest = max(1.0, max(float(np.abs(y).max()) for _, y in pairs) / 8)
+    differences = [float(np.abs(x - y).max()) for x, y in pairs]
+    assert np.median(differences) <= LOGIT_NOISE * largest and max(differences) <= REPLAY_LOGIT_NOISE * largest
+
+
 @pytest.mark.parametrize("name", [*TRAINED, *SMALL])
 def test_networks_and_native_operations_compute_what_the_torch_session_does(name: str, tmp_path: Path) -> None:
     with open_checkpoint(name) as checkpoint:
         ours, theirs = evaluated(checkpoint, tmp_path), reference(checkpoint)
-        differences = [
-            float(np.abs(x - y).max(initial=0)) for x, y in zip(drive(ours), drive(theirs), strict=True)
-        ]
-    assert np.median(differences) <= LOGIT_NOISE and max(differences) <= REPLAY_LOGIT_NOISE
+        assert_close(drive(ours), drive(theirs))
     for slot in (1, 2):
         assert ours.cursors(slot) == theirs.cursors(slot)
         for x, y in zip(states(ours, slot), states(theirs, slot), strict=True):

@@ -66,7 +66,7 @@ def test_plugins_get_their_inputs_in_the_written_order(recorded: Recorded, tmp_p
     report = build_with_plugins("qwen3_5-tiny", tmp_path / "bundle")
     call = next(c for c in recorded.calls if c.plugin.name == GDN)
     spec, fields = PLUGINS[GDN], call.plugin.fields
-    names = [tensor.name for tensor in call.inputs]
+    names = call.names
     shape = report.manifest.geometry.ssm
     assert names[0] == names[1] == names[2]  # q, k and v are ranges of one projection
     assert (fields["q_offset"], fields["k_offset"]) == (0, shape.key_channels)
