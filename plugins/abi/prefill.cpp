@@ -1,0 +1,151 @@
+// extern "C" face of the prompt scan: validate, flatten to PrefillParams, dispatch.
+#include "replayssm/prefill.h"
+
+#include <cuda_runtime_api.h>
+
+#include "abi/prefill_checks.h"
+#include "kernels/prefill/dispatch.h"
+
+namespace replayssm {
+namespace {
+
+constexpr int kMaxWindow = 64;
+
+PromptTensor promptTensor(const rssm_tensor& t) { return {t.data, t.stride[0], t.stride[1], t.stride[2]}; }
+
+PrefillParams flatten(const rssm_prefill_args& a, const PrefillSizes& s) {
+  PrefillParams p{};
+  p.rows = static_cast<int32_t>(s.rows);
+  p.tokens = static_cast<int32_t>(s.tokens);
+  p.heads = static_cast<int32_t>(s.heads);
+  p.headDim = static_cast<int32_t>(s.headDim);
+  p.groups = static_cast<int32_t>(s.groups);
+  p.stateDim = static_cast<int32_t>(s.stateDim);
+  p.headsPerGroup = p.heads / p.groups;
+  p.window = a.window;
+  p.ringRows = static_cast<int32_t>(s.ringRows);
+  p.layer = a.layer;
+  p.headOffset = a.head_offset;
+  p.rederives = s.rederives;
+  p.slot = static_cast<const int32_t*>(a.slot.data);
+  p.slotStride = a.slot.stride[0];
+  p.numTokens = static_cast<const int32_t*>(a.num_tokens.data);
+  p.numTokensStride = a.num_tokens.stride[0];
+  p.rowFlags = static_cast<const int32_t*>(a.row_flags.data);
+  p.rowFlagsStride = a.row_flags.stride[0];
+  p.carryIndex = static_cast<const int32_t*>(a.carry_index.data);
+  p.carryIndexStride = a.carry_index.stride[0];
+  p.origin = static_cast<const int32_t*>(a.origin.data);
+  p.pending = static_cast<const int32_t*>(a.h.data);
+  p.position = static_cast<const int32_t*>(a.position.data);
+  p.seed = static_cast<const int64_t*>(a.seed.data);
+  p.value = promptTensor(a.value);
+  p.k = promptTensor(a.k);
+  p.q = promptTensor(a.q);
+  p.dt = promptTensor(s.gdn ? a.log_decay : a.dt);
+  p.beta = promptTensor(a.beta);
+  p.a = static_cast<const float*>(a.a.data);
+  p.skip = static_cast<const float*>(a.skip.data);
+  p.out = a.out.data;
+  p.outRowStride = a.out.stride[0];
+  p.outTokenStride = a.out.stride[1];
+  p.outHeadStride = a.out.stride[2];
+  p.checkpoint = {a.checkpoint.data, nullptr, nullptr, a.checkpoint.stride[0], 0, 0, StateFormat::kFloat32};
+  p.carry = static_cast<float*>(a.carry.data);
+  p.carryStride = a.carry.stride[0];
+  const rssm_tensor& recordValue = s.rederives ? a.ring_v : a.ring_value;
+  p.ringValue = recordValue.data;
+  p.ringValueSlotStride = recordValue.stride[0];
+  p.ringKey = a.ring_k.data;
+  p.ringKeySlotStride = a.ring_k.stride[0];
+  p.ringDt = static_cast<const float*>(a.ring_dt.data);
+  p.ringDtSlotStride = a.ring_dt.stride[0];
+  p.ringKeyFactor = static_cast<const float*>(a.ring_key_factor.data);
+  p.ringKeyFactorSlotStride = a.ring_key_factor.stride[0];
+  p.ringBeta = static_cast<const float*>(a.ring_beta.data);
+  p.ringBetaSlotStride = a.ring_beta.stride[0];
+  return p;
+}
+
+struct Plan {
+  PrefillParams params;
+  const PrefillKernel* kernel;  // null when there is nothing to do
+  PrefillLaunch launch;
+};
+
+// Everything both public functions need to know; on failure check.ok() is false.
+Plan plan(const rssm_prefill_args* args, Checker& check) {
+  Plan result{};
+  if (args == nullptr) {
+    check.fail(RSSM_INVALID_ARGUMENT, "args", "expected a pointer, got null");
+    return result;
+  }
+  const rssm_prefill_args& a = *args;
+  check.header(a.struct_size, sizeof(rssm_prefill_args), a.abi_version);
+  check.range("window", a.window, 1, kMaxWindow);
+  check.range("kind", a.kind, RSSM_MAMBA2, RSSM_GDN);
+  check.range("flags", a.flags, 0, 0);
+  if (check.ok() && (a.read.data != nullptr || a.checkpoint.dtype != RSSM_FLOAT32)) {
+    check.fail(RSSM_UNSUPPORTED, "checkpoint, read", "expected a float32 checkpoint that serves reads, got %s%s",
+               dtypeName(a.checkpoint.dtype), a.read.data != nullptr ? " and a separate copy" : "");
+  }
+  if (!check.ok()) return result;
+  const PrefillSizes s = prefillSizes(a);
+  checkPrefillInputs(check, a, s);
+  if (check.ok()) checkPrefillSizes(check, s);
+  if (check.ok()) checkPrefillState(check, a, s);
+  if (check.ok()) checkPrefillRing(check, a, s);
+  checkPrefillRows(check, a, s);
+  if (!check.ok()) return result;
+  result.params = flatten(a, s);
+  PrefillParams& p = result.params;
+  if (p.rows == 0 || p.tokens == 0) return result;
+  int device = 0;
+  cudaError_t code = cudaGetDevice(&device);
+  if (code == cudaSuccess) code = cudaDeviceGetAttribute(&p.multiprocessors, cudaDevAttrMultiProcessorCount, device);
+  if (code != cudaSuccess) {
+    check.fail(RSSM_CUDA_ERROR, "device", "%s", cudaGetErrorString(code));
+    return result;
+  }
+  const PrefillActivation act = s.act == RSSM_FLOAT16 ? PrefillActivation::kFloat16 : PrefillActivation::kBfloat16;
+  result.kernel = findPrefill(s.gdn ? PrefillFamily::kGdn : PrefillFamily::kMamba2, act, p);
+  if (result.kernel == nullptr) {
+    check.fail(RSSM_UNSUPPORTED, "value, k", "no kernel for %s, d_v %d, d_k %d; built are:\n%s", dtypeName(s.act),
+               p.headDim, p.stateDim, supportedPrefills());
+    return result;
+  }
+  result.launch = result.kernel->plan(p);
+  p.splits = result.launch.splits;
+  p.stages = result.launch.stages;
+  return result;
+}
+
+}  // namespace
+}  // namespace replayssm
+
+const char* rssm_prefill_supported(void) { return replayssm::supportedPrefills(); }
+
+rssm_status rssm_prefill_workspace(const rssm_prefill_args* args, size_t* bytes, rssm_error* error) {
+  replayssm::Checker check("rssm_prefill_workspace", error);
+  const replayssm::Plan plan = replayssm::plan(args, check);
+  if (check.ok() && bytes == nullptr) check.fail(RSSM_INVALID_ARGUMENT, "bytes", "expected a pointer, got null");
+  if (check.ok()) *bytes = plan.launch.recordBytes;
+  return check.status();
+}
+
+rssm_status rssm_prefill(const rssm_prefill_args* args, void* workspace, size_t workspace_bytes, void* stream,
+                         rssm_error* error) {
+  replayssm::Checker check("rssm_prefill", error);
+  replayssm::Plan plan = replayssm::plan(args, check);
+  if (!check.ok() || plan.kernel == nullptr) return check.status();
+  const size_t needed = plan.launch.recordBytes;
+  if (needed != 0 && (workspace == nullptr || workspace_bytes < needed)) {
+    check.fail(RSSM_WORKSPACE_TOO_SMALL, "workspace", "expected %zu bytes, got %zu at %p", needed, workspace_bytes,
+               workspace);
+    return check.status();
+  }
+  plan.params.records = static_cast<char*>(workspace);
+  cudaError_t code = plan.kernel->launch(plan.params, plan.launch, static_cast<cudaStream_t>(stream));
+  if (code != cudaSuccess) check.fail(RSSM_CUDA_ERROR, "launch", "%s", cudaGetErrorString(code));
+  return check.status();
+}

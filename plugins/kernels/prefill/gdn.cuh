@@ -1,0 +1,264 @@
+// Second kernel of the GDN prompt scan: one CTA a head (or a share of its state rows), chunk after chunk.
+//
+//   u = (I + L)^-1 diag(beta) (v - exp(sum_{i<=t} g_i) S k_t)        the chunk's corrections
+//   o_t = exp(sum_{i<=t} g_i) S q_t + sum_{j<=t} <q_t, k_j> exp(sum_{j<i<=t} g_i) u_j
+//   S <- exp(sum g) S + sum_j exp(sum_{i>j} g_i) u_j k_j^T
+//
+// A warp keeps 16 rows of the state and all that follows from them in registers; it shares only inputs with other warps.
+// What enters the state is split into three parts, exact to 2^-24; outputs use two. Committed records are chunks without
+// outputs: their corrections come from the ring, or are made anew where the pool re-derives.
+#pragma once
+
+#include "gdn_record.cuh"
+#include "state.cuh"
+
+namespace replayssm {
+
+template <class Act_, int kStateDim_, int kWarps_>
+struct GdnPrefill {
+  using Act = Act_;
+  static constexpr int kStateDim = kStateDim_;
+  static constexpr int kWarps = kWarps_;  // most warps of a CTA
+  static constexpr int kChunk = chunkTokens<kStateDim>();
+  static constexpr int kBlocks = kChunk / kBlockTokens;
+  static constexpr int kKeyPitch = tilePitch(kStateDim);
+
+  // A stage of shared memory: keys, queries, the record, values.
+  static constexpr int kQueriesOffset = kChunk * kKeyPitch;
+  static constexpr int kRecordOffset = 2 * kChunk * kKeyPitch;
+  static constexpr int kValuesOffset = kRecordOffset + sizeof(GdnRecord<kChunk>);
+  static constexpr __host__ __device__ int stageBytes(int headDim) {
+    return kValuesOffset + kChunk * tilePitch(headDim);
+  }
+};
+
+template <class Traits>
+struct GdnScan {
+  using Act = typename Traits::Act;
+  static constexpr int kChunk = Traits::kChunk, kBlocks = Traits::kBlocks, kPitch = Traits::kKeyPitch;
+  using Record = GdnRecord<kChunk>;
+  using Rows = float[kChunk / 8][4];  // the warp's 16 elements of 8 tokens a tile
+
+  const PrefillParams& p;
+  char* const shared;
+  const PromptRow r;
+  const int row, head, group, rowsBegin, rowsHere, warp, lane;
+
+  __device__ char* stage(int chunk) const {
+    return shared + (p.stages == 2 ? chunk & 1 : 0) * Traits::stageBytes(rowsHere);
+  }
+
+  __device__ void loadChunk(int index) const {
+    const Chunk c = Chunk::make(r, index, kChunk);
+    const uint32_t at = sharedAddress(stage(index));
+    TokenSource k, v;
+    if (c.pending) {
+      k = TokenSource::record(p.ringKey, p.ringKeySlotStride, r, group, p.ringRows, p.stateDim, c, 2);
+      v = TokenSource::record(p.ringValue, p.ringValueSlotStride, r, head, p.ringRows, p.headDim, c, 2);
+    } else {
+      k = TokenSource::prompt(p.k, row, group, c, 2);
+      v = TokenSource::prompt(p.value, row, head, c, 2);
+      TokenSource q = TokenSource::prompt(p.q, row, group, c, 2);
+      loadTile<kChunk>(at + Traits::kQueriesOffset, kPitch, q, 0, Traits::kStateDim, c.count);
+    }
+    loadTile<kChunk>(at, kPitch, k, 0, Traits::kStateDim, c.count);
+    loadTile<kChunk>(at + Traits::kValuesOffset, tilePitch(rowsHere), v, rowsBegin, rowsHere, c.count);
+    const char* record = reinterpret_cast<const char*>(recordOf<kChunk>(p, row, index, head));
+    for (int i = threadIdx.x; i < static_cast<int>(sizeof(Record) / 16); i += blockDim.x) {
+      pieceLoad(at + Traits::kRecordOffset + i * 16, record + i * 16);
+    }
+  }
+
+  // recalled += S k, out += S q for all tokens of the chunk.
+  template <bool kOutputs>
+  __device__ void readOut(Rows& recalled, Rows& out, const WarpState<Traits::kStateDim>& state, uint32_t keys) const {
+    const uint32_t k = keys + columnsFirst(kPitch, lane), q = k + Traits::kQueriesOffset;
+    state.template operands<3>([&](int step, const uint32_t (&part)[3][4]) {
+#pragma unroll
+      for (int b = 0; b < kBlocks; b += 2) {
+        uint32_t key[2][Parts<Act>::kCount][4], query[2][Parts<Act>::kCount][4];
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          uint32_t raw[4];
+          loadTiles(raw, k + (b + i) * 16 * kPitch + step * 32);
+          splitActivations<Act>(key[i], raw);
+          if (kOutputs) {
+            loadTiles(raw, q + (b + i) * 16 * kPitch + step * 32);
+            splitActivations<Act>(query[i], raw);
+          }
+        }
+        addProducts<3>(&recalled[2 * b], part, key);
+        if (kOutputs) addProducts<2>(&out[2 * b], part, query);
+      }
+    });
+  }
+
+  // tile *= factor of its tokens.
+  __device__ static void scaleTokens(Rows& rows, const float* factor, int lane) {
+#pragma unroll
+    for (int tile = 0; tile < kChunk / 8; ++tile) {
+      const float2 w = *reinterpret_cast<const float2*>(factor + 8 * tile + 2 * (lane % 4));
+#pragma unroll
+      for (int e = 0; e < 4; ++e) rows[tile][e] *= e & 1 ? w.y : w.x;
+    }
+  }
+
+  // recalled = v - recalled, token by token weighed.
+  __device__ void differences(Rows& recalled, uint32_t values, const Record& record) const {
+    scaleTokens(recalled, record.before, lane);
+#pragma unroll
+    for (int b = 0; b < kBlocks; ++b) {
+      uint32_t raw[4];
+      loadTilesTransposed(raw, values + b * 16 * tilePitch(rowsHere));
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        float* at = &recalled[2 * b + e / 2][e % 2 * 2];
+        at[0] = Activation<Act>::low(raw[e]) - at[0];
+        at[1] = Activation<Act>::high(raw[e]) - at[1];
+      }
+    }
+  }
+
+  __device__ void corrections(Rows& u, const Rows& known, const Record& record) const {
+#pragma unroll
+    for (int from = 0; from < kBlocks; ++from) {
+      uint32_t part[3][4];
+      splitOperand<3>(part, known[2 * from], known[2 * from + 1]);
+#pragma unroll
+      for (int to = from; to < kBlocks; ++to) {
+        const int pair = pairIndex(to, from);
+        const uint4 first = record.inverse[pair][0][lane], second = record.inverse[pair][1][lane];
+        const uint2 firstRest = record.inverseRest[pair][0][lane], secondRest = record.inverseRest[pair][1][lane];
+        const uint32_t m[1][3][4] = {{{first.x, first.y, second.x, second.y},
+                                      {first.z, first.w, second.z, second.w},
+                                      {firstRest.x, firstRest.y, secondRest.x, secondRest.y}}};
+        addProducts<3>(&u[2 * to], part, m);
+      }
+    }
+  }
+
+  __device__ void addCorrections(Rows& out, const Rows& u, const Record& record) const {
+#pragma unroll
+    for (int from = 0; from < kBlocks; ++from) {
+      uint32_t part[2][4];
+      splitOperand<2>(part, u[2 * from], u[2 * from + 1]);
+#pragma unroll
+      for (int to = from; to < kBlocks; ++to) {
+        const int pair = pairIndex(to, from);
+        const uint4 first = record.scores[pair][0][lane], second = record.scores[pair][1][lane];
+        const uint32_t w[1][2][4] = {{{first.x, first.y, second.x, second.y}, {first.z, first.w, second.z, second.w}}};
+        addProducts<2>(&out[2 * to], part, w);
+      }
+    }
+  }
+
+  __device__ void packOutputs(Rows& out, char* values, uint32_t address, const Chunk& c) const {
+    __syncwarp();  // the warp's columns of v make room for its outputs
+#pragma unroll
+    for (int b = 0; b < kBlocks; ++b) {
+      uint32_t packed[4];
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const float* o = &out[2 * b + e / 2][e % 2 * 2];
+        packed[e] = Activation<Act>::fromFloat(o[0]) | static_cast<uint32_t>(Activation<Act>::fromFloat(o[1])) << 16;
+      }
+      storeTilesTransposed(address + b * 16 * tilePitch(rowsHere), packed);
+    }
+    __syncwarp();
+    storeOutputs<kChunk>(p, values, tilePitch(rowsHere), row, head, warp * 16, rowsBegin + warp * 16, c, lane);
+  }
+
+  __device__ void advance(WarpState<Traits::kStateDim>& state, Rows& u, uint32_t keys, const Record& record) const {
+    scaleTokens(u, record.after, lane);
+    uint32_t part[kBlocks][3][4];
+#pragma unroll
+    for (int b = 0; b < kBlocks; ++b) splitOperand<3>(part[b], u[2 * b], u[2 * b + 1]);
+    state.template advance<Act>(record.total, part, keys, lane);
+  }
+
+  template <bool kOutputs>
+  __device__ void useTokens(WarpState<Traits::kStateDim>& state, char* at, const Chunk& c) const {
+    const Record& record = *reinterpret_cast<const Record*>(at + Traits::kRecordOffset);
+    const uint32_t keys = sharedAddress(at);
+    char* const values = at + Traits::kValuesOffset;
+    const uint32_t v = sharedAddress(values) + warp * 32 + columnsFirst(tilePitch(rowsHere), lane);
+    Rows u = {};
+    {
+      Rows out = {};
+      {
+        Rows known = {};
+        readOut<kOutputs>(known, out, state, keys);
+        differences(known, v, record);
+        corrections(u, known, record);
+      }
+      if constexpr (kOutputs) {
+        scaleTokens(out, record.query, lane);
+        addCorrections(out, u, record);
+        packOutputs(out, values, v, c);
+      }
+    }
+    advance(state, u, keys, record);
+  }
+
+  // Committed records whose corrections the ring keeps, in float16.
+  __device__ void useRecords(WarpState<Traits::kStateDim>& state, char* at) const {
+    const Record& record = *reinterpret_cast<const Record*>(at + Traits::kRecordOffset);
+    const uint32_t v =
+        sharedAddress(at + Traits::kValuesOffset) + warp * 32 + columnsFirst(tilePitch(rowsHere), lane);
+    Rows u;
+#pragma unroll
+    for (int b = 0; b < kBlocks; ++b) {
+      uint32_t raw[4];
+      loadTilesTransposed(raw, v + b * 16 * tilePitch(rowsHere));
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        u[2 * b + e / 2][e % 2 * 2] = Activation<__half>::low(raw[e]);
+        u[2 * b + e / 2][e % 2 * 2 + 1] = Activation<__half>::high(raw[e]);
+      }
+    }
+    advance(state, u, sharedAddress(at), record);
+  }
+
+  __device__ void run() const {
+    const int chunks = r.chunks(kChunk);
+    WarpState<Traits::kStateDim> state;
+    loadChunk(0);
+    readState(state, p, r, row, head, rowsBegin + warp * 16, lane);
+    for (int i = 0; i < chunks; ++i) {
+      loadsDrain();
+      __syncthreads();
+      const bool more = i + 1 < chunks;
+      if (more && p.stages == 2) loadChunk(i + 1);
+      const Chunk c = Chunk::make(r, i, kChunk);
+      if (!c.pending) {
+        useTokens<true>(state, stage(i), c);
+      } else if (p.rederives) {
+        useTokens<false>(state, stage(i), c);
+      } else {
+        useRecords(state, stage(i));
+      }
+      if (more && p.stages == 1) {
+        __syncthreads();
+        loadChunk(i + 1);
+      }
+    }
+    writeState(state, p, r, row, head, rowsBegin + warp * 16, lane);
+  }
+};
+
+// Grid: heads * splits, rows.
+template <class Traits>
+__global__ void __launch_bounds__(32 * Traits::kWarps) gdnPrefillKernel(const __grid_constant__ PrefillParams p) {
+  extern __shared__ __align__(128) char shared[];
+  const int head = blockIdx.x / p.splits, row = blockIdx.y;
+  const int rowsHere = blockDim.x / 2, rowsBegin = blockIdx.x % p.splits * rowsHere;
+  const PromptRow r = PromptRow::load(p, row);
+  if (r.slot >= 0) {
+    GdnScan<Traits>{p, shared, r, row, head, head / p.headsPerGroup, rowsBegin, rowsHere,
+                    static_cast<int>(threadIdx.x / 32), static_cast<int>(threadIdx.x % 32)}
+        .run();
+  }
+  storeZeros(p, row, head, rowsBegin, rowsHere, r.tokens);
+}
+
+}  // namespace replayssm

@@ -1,0 +1,293 @@
+// First kernel of the GDN prompt scan: everything about a chunk that does not need the state, all chunks at once.
+//
+//   L_tj = beta_t <k_t, k_j> exp(sum_{j<i<=t} g_i), j < t      (keys normalised)
+//   (I + L) u = diag(beta) (v - exp(sum_{i<=t} g_i) S k)       (the UT transform; paper, Eq. 10)
+//
+// One CTA a chunk and key head: raw products of keys and queries once, then for each value head of the group, two at a
+// time, the decay tables, L and its inverse. A thread makes one column of the inverse by forward substitution in float32,
+// all of it in registers.
+#pragma once
+
+#include "gdn_record.cuh"
+
+namespace replayssm {
+
+constexpr float kNormEpsilon = 1e-6f;  // under the root of the norm of keys and queries
+constexpr int kHeadsAtOnce = 2;
+
+template <class Act_, int kStateDim_>
+struct GdnPrepare {
+  using Act = Act_;
+  static constexpr int kStateDim = kStateDim_;
+  static constexpr int kChunk = chunkTokens<kStateDim>();
+  static constexpr int kBlocks = kChunk / kBlockTokens;
+  static constexpr int kThreads = 32 * kBlocks;  // a warp a block of 16 tokens t; kHeadsAtOnce columns a token
+  static constexpr int kKeyPitch = tilePitch(kStateDim);
+  static constexpr int kLowerPitch = kChunk + 8;  // floats
+  static constexpr int kTileBytes = kChunk * kKeyPitch;
+  static constexpr int kLowerBytes = kChunk * kLowerPitch * 4;
+
+  // Shared memory: keys and queries, in whose place the matrices L come; tables, vectors and factors.
+  static constexpr int kUnionBytes =
+      2 * kTileBytes > kHeadsAtOnce * kLowerBytes ? 2 * kTileBytes : kHeadsAtOnce * kLowerBytes;
+  static constexpr int kTablesOffset = kUnionBytes;
+  static constexpr int kVectorsOffset = kTablesOffset + kHeadsAtOnce * sizeof(DecayTables<kChunk>);
+  static constexpr int kFactorsOffset = kVectorsOffset + kHeadsAtOnce * sizeof(DecayVectors<kChunk>);
+  static constexpr int kSharedBytes = kFactorsOffset + 2 * kChunk * 4;
+  static_assert(kThreads == kHeadsAtOnce * kChunk, "a thread a column of L");
+};
+
+// x[t] = entry t of a column of (I + L)^-1; rows before kFirst are known to be zero.
+template <int kChunk, int kFirst>
+__device__ __forceinline__ void solveColumn(float (&x)[kChunk], const float* lower, int pitch, int column) {
+#pragma unroll
+  for (int t = 0; t < kFirst; ++t) x[t] = 0.0f;
+#pragma unroll
+  for (int t = kFirst; t < kChunk; ++t) {
+    float sum[4] = {t == column ? 1.0f : 0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll
+    for (int i = kFirst; i < t; i += 4) {
+      const float4 l = *reinterpret_cast<const float4*>(lower + t * pitch + i);
+      sum[0] = fmaf(-l.x, x[i], sum[0]);
+      if (i + 1 < t) sum[1] = fmaf(-l.y, x[i + 1], sum[1]);
+      if (i + 2 < t) sum[2] = fmaf(-l.z, x[i + 2], sum[2]);
+      if (i + 3 < t) sum[3] = fmaf(-l.w, x[i + 3], sum[3]);
+    }
+    x[t] = (sum[0] + sum[1]) + (sum[2] + sum[3]);
+  }
+}
+
+template <class Traits>
+struct GdnChunk {
+  using Act = typename Traits::Act;
+  static constexpr int kChunk = Traits::kChunk, kBlocks = Traits::kBlocks, kPitch = Traits::kKeyPitch;
+  using Products = float[kBlocks][2][4];  // 16 tokens t of the warp by 16 tokens j a block
+
+  const PrefillParams& p;
+  char* const shared;
+  const PromptRow r;
+  const int row, index, group, warp, lane;
+  const Chunk c;
+
+  __device__ float* lower(int which) const { return reinterpret_cast<float*>(shared + which * Traits::kLowerBytes); }
+  __device__ DecayTables<kChunk>& tables(int which) const {
+    return reinterpret_cast<DecayTables<kChunk>*>(shared + Traits::kTablesOffset)[which];
+  }
+  __device__ DecayVectors<kChunk>& vectors(int which) const {
+    return reinterpret_cast<DecayVectors<kChunk>*>(shared + Traits::kVectorsOffset)[which];
+  }
+  __device__ float* keyFactor() const { return reinterpret_cast<float*>(shared + Traits::kFactorsOffset); }
+  __device__ float* queryFactor() const { return keyFactor() + kChunk; }
+
+  __device__ void loadTiles2() const {
+    const uint32_t at = sharedAddress(shared);
+    if (c.pending) {
+      TokenSource k = TokenSource::record(p.ringKey, p.ringKeySlotStride, r, group, p.ringRows, p.stateDim, c, 2);
+      loadTile<kChunk>(at, kPitch, k, 0, Traits::kStateDim, c.count);
+      return;
+    }
+    loadTile<kChunk>(at, kPitch, TokenSource::prompt(p.k, row, group, c, 2), 0, Traits::kStateDim, c.count);
+    loadTile<kChunk>(at + Traits::kTileBytes, kPitch, TokenSource::prompt(p.q, row, group, c, 2), 0, Traits::kStateDim,
+                     c.count);
+  }
+
+  // 1 / |x| of the warp's 16 tokens of a tile, two lanes a token.
+  __device__ void factors(float* factor, const char* tile, float scale) const {
+    const int token = warp * kBlockTokens + lane / 2;
+    const char* at = tile + token * kPitch + lane % 2 * Traits::kStateDim;
+    float sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < Traits::kStateDim / 16; ++i) {
+      const uint4 piece = *reinterpret_cast<const uint4*>(at + i * 16);
+      for (uint32_t pair : {piece.x, piece.y, piece.z, piece.w}) {
+        const float low = Activation<Act>::low(pair), high = Activation<Act>::high(pair);
+        sum = fmaf(low, low, fmaf(high, high, sum));
+      }
+    }
+    sum += __shfl_xor_sync(kWarp, sum, 1);
+    if (lane % 2 == 0) factor[token] = scale / sqrtf(sum + kNormEpsilon);
+  }
+
+  __device__ void keyFactors() const {
+    const int token = warp * kBlockTokens + lane;
+    if (!c.pending) {
+      factors(keyFactor(), shared, 1.0f);
+      factors(queryFactor(), shared + Traits::kTileBytes, rsqrtf(static_cast<float>(Traits::kStateDim)));
+    } else if (lane < kBlockTokens) {
+      const TokenSource factor = TokenSource::record(p.ringKeyFactor, p.ringKeyFactorSlotStride, r, group, p.ringRows, 1,
+                                                     c, 4);
+      keyFactor()[token] = token < c.count ? factor.scalar(token) : 0.0f;
+      queryFactor()[token] = 0.0f;
+    }
+  }
+
+  // Products of the warp's tokens of `left` with the tokens of the keys up to them.
+  __device__ void products(Products& sum, int leftOffset) const {
+    const uint32_t at = sharedAddress(shared);
+    const uint32_t left = at + leftOffset + warp * 16 * kPitch + rowsFirst(kPitch, lane);
+    const uint32_t right = at + columnsFirst(kPitch, lane);
+#pragma unroll
+    for (int from = 0; from < kBlocks; ++from) {
+#pragma unroll
+      for (int e = 0; e < 8; ++e) sum[from][e / 4][e % 4] = 0.0f;
+    }
+#pragma unroll
+    for (int step = 0; step < Traits::kStateDim / 16; ++step) {
+      uint32_t raw[4], a[Parts<Act>::kCount][4];
+      loadTiles(raw, left + step * 32);
+      splitActivations<Act>(a, raw);
+#pragma unroll
+      for (int from = 0; from < kBlocks; ++from) {
+        if (from > warp) continue;
+        uint32_t b[1][Parts<Act>::kCount][4];
+        loadTiles(raw, right + from * 16 * kPitch + step * 32);
+        splitActivations<Act>(b[0], raw);
+        addProducts<3>(sum[from], a, b);
+      }
+    }
+  }
+
+  __device__ void writeTables(int which, int head) const {
+    const TokenSource g = c.pending ? TokenSource::record(p.ringDt, p.ringDtSlotStride, r, head, p.ringRows, 1, c, 4)
+                                    : TokenSource::prompt(p.dt, row, head, c, 4);
+    LogDecays<kChunk> d;
+#pragma unroll
+    for (int word = 0; word < LogDecays<kChunk>::kWords; ++word) {
+      const int token = lane + 32 * word;
+      d.log[word] = token < c.count ? g.scalar(token) : 0.0f;
+      d.factor[word] = keyFactor()[token];
+    }
+    writeDecays<kChunk>(tables(which), vectors(which), d, warp, lane);
+  }
+
+  __device__ float rate(int head, int token) const {
+    if (token >= c.count) return 0.0f;
+    const TokenSource beta = c.pending
+                                 ? TokenSource::record(p.ringBeta, p.ringBetaSlotStride, r, head, p.ringRows, 1, c, 4)
+                                 : TokenSource::prompt(p.beta, row, head, c, 4);
+    return beta.scalar(token);
+  }
+
+  __device__ void writeVectors(int which, int head) const {
+    GdnRecord<kChunk>& record = *recordOf<kChunk>(p, row, index, head);
+    const DecayVectors<kChunk>& v = vectors(which);
+    const int token = warp * kBlockTokens + lane;
+    if (lane < kBlockTokens) {
+      record.before[token] = v.before[token] * keyFactor()[token];
+      record.query[token] = v.before[token] * queryFactor()[token];
+      record.after[token] = v.after[token];
+    }
+    if (warp == 0 && lane == 0) record.total = v.total;
+  }
+
+  // L of a head into shared memory, its scores into the record.
+  __device__ void writeLower(int which, int head, const Products& keys, const Products& queries) const {
+    const int g = lane / 4, column = 2 * (lane % 4), first = warp * kBlockTokens + g;
+    GdnRecord<kChunk>& record = *recordOf<kChunk>(p, row, index, head);
+    const float rates[2] = {rate(head, first) * keyFactor()[first], rate(head, first + 8) * keyFactor()[first + 8]};
+    const float scales[2] = {queryFactor()[first], queryFactor()[first + 8]};
+    float* const to = lower(which);
+#pragma unroll
+    for (int from = 0; from < kBlocks; ++from) {
+      if (from > warp) continue;
+      float l[2][4], score[2][4];
+#pragma unroll
+      for (int e = 0; e < 8; ++e) {
+        l[e / 4][e % 4] = keys[from][e / 4][e % 4];
+        score[e / 4][e % 4] = queries[from][e / 4][e % 4];
+      }
+      weighScores<kChunk>(l, tables(which), warp, from, rates, lane);
+      weighScores<kChunk>(score, tables(which), warp, from, scales, lane);
+#pragma unroll
+      for (int r8 = 0; r8 < 2; ++r8) {
+        uint32_t left[2], right[2];
+        splitPair<2>(left, score[0][2 * r8], score[0][2 * r8 + 1]);
+        splitPair<2>(right, score[1][2 * r8], score[1][2 * r8 + 1]);
+        record.scores[pairIndex(warp, from)][r8][lane] = make_uint4(left[0], right[0], left[1], right[1]);
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int t = first + 8 * r8, j = from * kBlockTokens + 8 * half + column;
+          const float2 pair = make_float2(j < t ? l[half][2 * r8] : 0.0f, j + 1 < t ? l[half][2 * r8 + 1] : 0.0f);
+          *reinterpret_cast<float2*>(to + t * Traits::kLowerPitch + j) = pair;
+        }
+      }
+    }
+  }
+
+  // The thread's column of (I + L)^-1, times beta, in L's place.
+  __device__ void invert(int head0) const {
+    const int which = threadIdx.x / kChunk, column = threadIdx.x % kChunk;
+    float* const matrix = lower(which);
+    float x[kChunk];
+    if (column < kChunk / 2) {
+      solveColumn<kChunk, 0>(x, matrix, Traits::kLowerPitch, column);
+    } else {
+      solveColumn<kChunk, kChunk / 2>(x, matrix, Traits::kLowerPitch, column);
+    }
+    const float beta = head0 + which < (group + 1) * p.headsPerGroup ? rate(head0 + which, column) : 0.0f;
+    __syncthreads();
+#pragma unroll
+    for (int t = 0; t < kChunk; ++t) matrix[t * Traits::kLowerPitch + column] = x[t] * beta;
+  }
+
+  __device__ void writeInverse(int which, int head) const {
+    GdnRecord<kChunk>& record = *recordOf<kChunk>(p, row, index, head);
+    for (int i = warp; i < 2 * GdnRecord<kChunk>::kPairs; i += kBlocks) {
+      const int pair = i / 2, half = i % 2;
+      const int to = (pair >= 6) + (pair >= 3) + (pair >= 1), from = pair - pairIndex(to, 0);
+      const float* at = lower(which) + (to * kBlockTokens + half * 8 + lane / 4) * Traits::kLowerPitch +
+                        from * kBlockTokens + 2 * (lane % 4);
+      const float2 a = *reinterpret_cast<const float2*>(at), b = *reinterpret_cast<const float2*>(at + 8);
+      uint32_t left[3], right[3];
+      splitPair<3>(left, a.x, a.y);
+      splitPair<3>(right, b.x, b.y);
+      record.inverse[pair][half][lane] = make_uint4(left[0], right[0], left[1], right[1]);
+      record.inverseRest[pair][half][lane] = make_uint2(left[2], right[2]);
+    }
+  }
+
+  __device__ void run() const {
+    loadTiles2();
+    loadsDrain();
+    __syncthreads();
+    keyFactors();
+    Products keys, queries;
+    const bool corrections = !c.pending || p.rederives;  // else the ring has them
+    if (corrections) products(keys, 0);
+    if (!c.pending) {
+      products(queries, Traits::kTileBytes);
+    } else {
+#pragma unroll
+      for (int e = 0; e < 8 * kBlocks; ++e) queries[e / 8][e / 4 % 2][e % 4] = 0.0f;
+    }
+    const int end = (group + 1) * p.headsPerGroup;
+    for (int head = group * p.headsPerGroup; head < end; head += kHeadsAtOnce) {
+      __syncthreads();  // factors are written; the matrices of the last heads and the tiles are read
+      for (int which = 0; which < kHeadsAtOnce && head + which < end; ++which) writeTables(which, head + which);
+      __syncthreads();
+      for (int which = 0; which < kHeadsAtOnce && head + which < end; ++which) {
+        writeVectors(which, head + which);
+        if (corrections) writeLower(which, head + which, keys, queries);
+      }
+      if (!corrections) continue;
+      __syncthreads();
+      invert(head);
+      __syncthreads();
+      for (int which = 0; which < kHeadsAtOnce && head + which < end; ++which) writeInverse(which, head + which);
+    }
+  }
+};
+
+// Grid: chunks * groups, rows.
+template <class Traits>
+__global__ void __launch_bounds__(Traits::kThreads) gdnPrepareKernel(const __grid_constant__ PrefillParams p) {
+  extern __shared__ __align__(128) char shared[];
+  const int group = blockIdx.x % p.groups, index = blockIdx.x / p.groups, row = blockIdx.y;
+  const PromptRow r = PromptRow::load(p, row);
+  if (r.slot < 0 || index >= r.chunks(Traits::kChunk)) return;
+  GdnChunk<Traits>{p, shared, r, row, index, group, static_cast<int>(threadIdx.x / 32),
+                   static_cast<int>(threadIdx.x % 32), Chunk::make(r, index, Traits::kChunk)}
+      .run();
+}
+
+}  // namespace replayssm
