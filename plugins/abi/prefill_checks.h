@@ -44,7 +44,8 @@ inline void checkPrefillInputs(Checker& check, const rssm_prefill_args& a, const
   check.tensor("k", a.k, s.act, {s.rows, s.tokens, kAny, kAny});
   check.tensor("q", a.q, s.act, {s.rows, s.tokens, s.groups, s.stateDim});
   check.tensor("out", a.out, s.act, {s.rows, s.tokens, s.heads, s.headDim});
-  for (const NamedTensor& named : {NamedTensor{"value", a.value}, NamedTensor{"k", a.k}, NamedTensor{"q", a.q}, NamedTensor{"out", a.out}}) {
+  for (const NamedTensor& named : {NamedTensor{"value", a.value}, NamedTensor{"k", a.k}, NamedTensor{"q", a.q},
+                                   NamedTensor{"out", a.out}}) {
     check.contiguous(named.name, named.tensor, 3);
     check.aligned(named.name, named.tensor);
   }

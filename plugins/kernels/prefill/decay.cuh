@@ -19,7 +19,7 @@ template <int kChunk>
 struct DecayTables {
   static constexpr int kBlocks = kChunk / kBlockTokens;
   float row[kChunk];                       // exp(sum from the beginning of t's block to t)
-  float column[kBlocks][kChunk];           // [block of t][j]: factor_j exp(sum after j up to the beginning of the block)
+  float column[kBlocks][kChunk];           // [block of t][j]: factor_j exp(sum after j up to t's block)
   float diagonal[kChunk][kDiagonalPitch];  // [t][j % 16] within a block; zero for j > t
 };
 

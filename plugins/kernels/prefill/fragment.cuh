@@ -1,10 +1,10 @@
-// Matrix fragments of the prompt scan: loads and stores of 8x8 tiles, exact splits into bfloat16 parts, sums of products
-// of parts.
+// Matrix fragments of the prompt scan: loads and stores of 8x8 tiles, exact splits into bfloat16 parts, sums of
+// products of parts.
 //
-// Every matrix instruction is m16n8k16 with bfloat16 operands (fragment ownership: common/mma.cuh). A float32 operand is
-// split into parts of eight bits; three parts hold all 24, two hold 17. A float16 activation is two parts. Rows of the
-// accumulators are value elements (p), so a warp keeps 16 state rows and all that follows from them in registers: an
-// accumulator over two neighbouring tiles is, split, the A operand of the next product.
+// Every matrix instruction is m16n8k16 with bfloat16 operands (fragment ownership: common/mma.cuh). A float32 operand
+// is split into parts of eight bits; three parts hold all 24, two hold 17. A float16 activation is two parts. Rows of
+// the accumulators are value elements (p), so a warp keeps 16 state rows and all that follows from them in registers:
+// an accumulator over two neighbouring tiles is, split, the A operand of the next product.
 #pragma once
 
 #include "../common/activation.cuh"
@@ -33,9 +33,9 @@ __device__ __forceinline__ void storeTilesTransposed(uint32_t address, const uin
                : "memory");
 }
 
-// Byte offset of this lane's row in a 16x16 block of a row-major tile of 16-bit elements. The four 8x8 tiles come in the
-// order (0, 0) (8, 0) (0, 8) (8, 8): an A operand whose M is the rows (loadTiles), or two B operands whose depth is the
-// rows, of columns 0..7 and 8..15 (loadTilesTransposed).
+// Byte offset of this lane's row in a 16x16 block of a row-major tile of 16-bit elements. The four 8x8 tiles come in
+// the order (0, 0) (8, 0) (0, 8) (8, 8): an A operand whose M is the rows (loadTiles), or two B operands whose depth is
+// the rows, of columns 0..7 and 8..15 (loadTilesTransposed).
 __device__ __forceinline__ int rowsFirst(int pitch, int lane) { return (lane & 15) * pitch + (lane >> 4) * 16; }
 
 // The same in the order (0, 0) (0, 8) (8, 0) (8, 8): two B operands whose depth is the columns, of rows 0..7 and 8..15
@@ -109,6 +109,22 @@ __device__ __forceinline__ void splitActivations(uint32_t (&part)[Parts<Act>::kC
     Parts<Act>::of(one, raw[e]);
 #pragma unroll
     for (int i = 0; i < Parts<Act>::kCount; ++i) part[i][e] = one[i];
+  }
+}
+
+// Accumulators of all tokens of a chunk as activations into a tile of rows of tokens; `to`: this lane's row,
+// columnsFirst.
+template <class Act, int kTiles>
+__device__ __forceinline__ void storePacked(const float (&rows)[kTiles][4], uint32_t to, int pitch) {
+#pragma unroll
+  for (int b = 0; b < kTiles / 2; ++b) {
+    uint32_t packed[4];
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const float* o = &rows[2 * b + e / 2][e % 2 * 2];
+      packed[e] = Activation<Act>::fromFloat(o[0]) | static_cast<uint32_t>(Activation<Act>::fromFloat(o[1])) << 16;
+    }
+    storeTilesTransposed(to + b * 16 * pitch, packed);
   }
 }
 

@@ -4,9 +4,9 @@
 //   o_t = exp(sum_{i<=t} g_i) S q_t + sum_{j<=t} <q_t, k_j> exp(sum_{j<i<=t} g_i) u_j
 //   S <- exp(sum g) S + sum_j exp(sum_{i>j} g_i) u_j k_j^T
 //
-// A warp keeps 16 rows of the state and all that follows from them in registers; it shares only inputs with other warps.
-// What enters the state is split into three parts, exact to 2^-24; outputs use two. Committed records are chunks without
-// outputs: their corrections come from the ring, or are made anew where the pool re-derives.
+// A warp keeps 16 rows of the state and all that follows from them in registers; it shares only inputs with other
+// warps. What enters the state is split into three parts, exact to 2^-24; outputs use two. Committed records are chunks
+// without outputs: their corrections come from the ring, or are made anew where the pool re-derives.
 #pragma once
 
 #include "gdn_record.cuh"
@@ -19,17 +19,16 @@ struct GdnPrefill {
   using Act = Act_;
   static constexpr int kStateDim = kStateDim_;
   static constexpr int kWarps = kWarps_;  // most warps of a CTA
-  static constexpr int kChunk = chunkTokens<kStateDim>();
+  static constexpr int kChunk = chunkTokens<Act, kStateDim>();
   static constexpr int kBlocks = kChunk / kBlockTokens;
-  static constexpr int kKeyPitch = tilePitch(kStateDim);
+  static constexpr int kKeyPitch = tilePitch(kStateDim), kValuePitch = tilePitch(16 * kWarps);
 
   // A stage of shared memory: keys, queries, the record, values.
   static constexpr int kQueriesOffset = kChunk * kKeyPitch;
   static constexpr int kRecordOffset = 2 * kChunk * kKeyPitch;
   static constexpr int kValuesOffset = kRecordOffset + sizeof(GdnRecord<kChunk>);
-  static constexpr __host__ __device__ int stageBytes(int headDim) {
-    return kValuesOffset + kChunk * tilePitch(headDim);
-  }
+  static constexpr int kStageBytes = kValuesOffset + kChunk * kValuePitch;
+  static constexpr int kOneStage = kContextBytes + kStageBytes, kTwoStages = kOneStage + kStageBytes;
 };
 
 template <class Traits>
@@ -41,30 +40,29 @@ struct GdnScan {
 
   const PrefillParams& p;
   char* const shared;
-  const PromptRow r;
-  const int row, head, group, rowsBegin, rowsHere, warp, lane;
+  const int thread;
+  const int warp = thread / 32, lane = thread % 32;
 
+  __device__ __forceinline__ GdnScan renewed() const { return {p, shared, renewedThread()}; }
+
+  __device__ const HeadContext& context() const { return *reinterpret_cast<const HeadContext*>(shared); }
   __device__ char* stage(int chunk) const {
-    return shared + (p.stages == 2 ? chunk & 1 : 0) * Traits::stageBytes(rowsHere);
+    return shared + kContextBytes + (p.stages == 2 ? chunk & 1 : 0) * Traits::kStageBytes;
   }
 
   __device__ void loadChunk(int index) const {
-    const Chunk c = Chunk::make(r, index, kChunk);
+    const Chunk c = Chunk::make(context().r, index, kChunk);
     const uint32_t at = sharedAddress(stage(index));
-    TokenSource k, v;
-    if (c.pending) {
-      k = TokenSource::record(p.ringKey, p.ringKeySlotStride, r, group, p.ringRows, p.stateDim, c, 2);
-      v = TokenSource::record(p.ringValue, p.ringValueSlotStride, r, head, p.ringRows, p.headDim, c, 2);
-    } else {
-      k = TokenSource::prompt(p.k, row, group, c, 2);
-      v = TokenSource::prompt(p.value, row, head, c, 2);
-      TokenSource q = TokenSource::prompt(p.q, row, group, c, 2);
-      loadTile<kChunk>(at + Traits::kQueriesOffset, kPitch, q, 0, Traits::kStateDim, c.count);
+    loadKeyTile<kChunk, Traits::kStateDim>(at, {context(), kKeys, c, p.ringRows}, c.count, thread);
+    if (!c.pending) {
+      const ChunkInput queries(context(), kQueries, c, p.ringRows);
+      loadKeyTile<kChunk, Traits::kStateDim>(at + Traits::kQueriesOffset, queries, c.count, thread);
     }
-    loadTile<kChunk>(at, kPitch, k, 0, Traits::kStateDim, c.count);
-    loadTile<kChunk>(at + Traits::kValuesOffset, tilePitch(rowsHere), v, rowsBegin, rowsHere, c.count);
-    const char* record = reinterpret_cast<const char*>(recordOf<kChunk>(p, row, index, head));
-    for (int i = threadIdx.x; i < static_cast<int>(sizeof(Record) / 16); i += blockDim.x) {
+    loadValueTile<kChunk>(at + Traits::kValuesOffset, Traits::kValuePitch, {context(), kValues, c, p.ringRows},
+                          context().rowsBegin, c.count, thread);
+    const char* record = reinterpret_cast<const char*>(recordOf<kChunk>(p, context().row, index, context().head));
+#pragma unroll 1
+    for (int i = thread; i < static_cast<int>(sizeof(Record) / 16); i += blockDim.x) {
       pieceLoad(at + Traits::kRecordOffset + i * 16, record + i * 16);
     }
   }
@@ -74,11 +72,12 @@ struct GdnScan {
   __device__ void readOut(Rows& recalled, Rows& out, const WarpState<Traits::kStateDim>& state, uint32_t keys) const {
     const uint32_t k = keys + columnsFirst(kPitch, lane), q = k + Traits::kQueriesOffset;
     state.template operands<3>([&](int step, const uint32_t (&part)[3][4]) {
+      constexpr int kTogether = 2;
 #pragma unroll
-      for (int b = 0; b < kBlocks; b += 2) {
-        uint32_t key[2][Parts<Act>::kCount][4], query[2][Parts<Act>::kCount][4];
+      for (int b = 0; b < kBlocks; b += kTogether) {
+        uint32_t key[kTogether][Parts<Act>::kCount][4], query[kTogether][Parts<Act>::kCount][4];
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
+        for (int i = 0; i < kTogether; ++i) {
           uint32_t raw[4];
           loadTiles(raw, k + (b + i) * 16 * kPitch + step * 32);
           splitActivations<Act>(key[i], raw);
@@ -109,7 +108,7 @@ struct GdnScan {
 #pragma unroll
     for (int b = 0; b < kBlocks; ++b) {
       uint32_t raw[4];
-      loadTilesTransposed(raw, values + b * 16 * tilePitch(rowsHere));
+      loadTilesTransposed(raw, values + b * 16 * Traits::kValuePitch);
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         float* at = &recalled[2 * b + e / 2][e % 2 * 2];
@@ -152,36 +151,24 @@ struct GdnScan {
     }
   }
 
-  __device__ void packOutputs(Rows& out, char* values, uint32_t address, const Chunk& c) const {
-    __syncwarp();  // the warp's columns of v make room for its outputs
-#pragma unroll
-    for (int b = 0; b < kBlocks; ++b) {
-      uint32_t packed[4];
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const float* o = &out[2 * b + e / 2][e % 2 * 2];
-        packed[e] = Activation<Act>::fromFloat(o[0]) | static_cast<uint32_t>(Activation<Act>::fromFloat(o[1])) << 16;
-      }
-      storeTilesTransposed(address + b * 16 * tilePitch(rowsHere), packed);
-    }
-    __syncwarp();
-    storeOutputs<kChunk>(p, values, tilePitch(rowsHere), row, head, warp * 16, rowsBegin + warp * 16, c, lane);
-  }
-
   __device__ void advance(WarpState<Traits::kStateDim>& state, Rows& u, uint32_t keys, const Record& record) const {
     scaleTokens(u, record.after, lane);
-    uint32_t part[kBlocks][3][4];
 #pragma unroll
-    for (int b = 0; b < kBlocks; ++b) splitOperand<3>(part[b], u[2 * b], u[2 * b + 1]);
-    state.template advance<Act>(record.total, part, keys, lane);
+    for (int first = 0; first < kBlocks; first += 2) {  // two blocks at a time, to spare registers
+      uint32_t part[2][3][4];
+#pragma unroll
+      for (int step = 0; step < 2; ++step) {
+        splitOperand<3>(part[step], u[2 * (first + step)], u[2 * (first + step) + 1]);
+      }
+      state.template advance<Act>(first == 0 ? record.total : 1.0f, part, keys + first * 16 * kPitch, lane);
+    }
   }
 
   template <bool kOutputs>
   __device__ void useTokens(WarpState<Traits::kStateDim>& state, char* at, const Chunk& c) const {
     const Record& record = *reinterpret_cast<const Record*>(at + Traits::kRecordOffset);
     const uint32_t keys = sharedAddress(at);
-    char* const values = at + Traits::kValuesOffset;
-    const uint32_t v = sharedAddress(values) + warp * 32 + columnsFirst(tilePitch(rowsHere), lane);
+    const uint32_t v = keys + Traits::kValuesOffset + warp * 32 + columnsFirst(Traits::kValuePitch, lane);
     Rows u = {};
     {
       Rows out = {};
@@ -194,7 +181,11 @@ struct GdnScan {
       if constexpr (kOutputs) {
         scaleTokens(out, record.query, lane);
         addCorrections(out, u, record);
-        packOutputs(out, values, v, c);
+        __syncwarp();  // the warp's columns of v make room for its outputs
+        storePacked<Act>(out, v, Traits::kValuePitch);
+        __syncwarp();
+        storeOutputs<kChunk>(p, v - columnsFirst(Traits::kValuePitch, lane), Traits::kValuePitch, context(),
+                             context().rowsBegin + warp * 16, c, lane);
       }
     }
     advance(state, u, keys, record);
@@ -204,12 +195,12 @@ struct GdnScan {
   __device__ void useRecords(WarpState<Traits::kStateDim>& state, char* at) const {
     const Record& record = *reinterpret_cast<const Record*>(at + Traits::kRecordOffset);
     const uint32_t v =
-        sharedAddress(at + Traits::kValuesOffset) + warp * 32 + columnsFirst(tilePitch(rowsHere), lane);
+        sharedAddress(at + Traits::kValuesOffset) + warp * 32 + columnsFirst(Traits::kValuePitch, lane);
     Rows u;
 #pragma unroll
     for (int b = 0; b < kBlocks; ++b) {
       uint32_t raw[4];
-      loadTilesTransposed(raw, v + b * 16 * tilePitch(rowsHere));
+      loadTilesTransposed(raw, v + b * 16 * Traits::kValuePitch);
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         u[2 * b + e / 2][e % 2 * 2] = Activation<__half>::low(raw[e]);
@@ -219,30 +210,36 @@ struct GdnScan {
     advance(state, u, sharedAddress(at), record);
   }
 
+  __device__ bool last(int index) const { return index + 1 == context().r.chunks(kChunk); }
+
   __device__ void run() const {
-    const int chunks = r.chunks(kChunk);
     WarpState<Traits::kStateDim> state;
     loadChunk(0);
-    readState(state, p, r, row, head, rowsBegin + warp * 16, lane);
-    for (int i = 0; i < chunks; ++i) {
+    {
+      const GdnScan begin = renewed();
+      readState(state, p, context(), context().rowsBegin + begin.warp * 16, begin.lane);
+    }
+#pragma unroll 1
+    for (int i = 0;; ++i) {
       loadsDrain();
       __syncthreads();
-      const bool more = i + 1 < chunks;
-      if (more && p.stages == 2) loadChunk(i + 1);
-      const Chunk c = Chunk::make(r, i, kChunk);
+      if (!last(i) && p.stages == 2) renewed().loadChunk(i + 1);
+      const Chunk c = Chunk::make(context().r, i, kChunk);
       if (!c.pending) {
-        useTokens<true>(state, stage(i), c);
+        renewed().template useTokens<true>(state, stage(i), c);
       } else if (p.rederives) {
-        useTokens<false>(state, stage(i), c);
+        renewed().template useTokens<false>(state, stage(i), c);
       } else {
-        useRecords(state, stage(i));
+        renewed().useRecords(state, stage(i));
       }
-      if (more && p.stages == 1) {
+      if (last(i)) break;
+      if (p.stages == 1) {
         __syncthreads();
-        loadChunk(i + 1);
+        renewed().loadChunk(i + 1);
       }
     }
-    writeState(state, p, r, row, head, rowsBegin + warp * 16, lane);
+    const GdnScan end = renewed();
+    writeState(state, p, context(), context().rowsBegin + end.warp * 16, end.lane);
   }
 };
 
@@ -253,12 +250,11 @@ __global__ void __launch_bounds__(32 * Traits::kWarps) gdnPrefillKernel(const __
   const int head = blockIdx.x / p.splits, row = blockIdx.y;
   const int rowsHere = blockDim.x / 2, rowsBegin = blockIdx.x % p.splits * rowsHere;
   const PromptRow r = PromptRow::load(p, row);
-  if (r.slot >= 0) {
-    GdnScan<Traits>{p, shared, r, row, head, head / p.headsPerGroup, rowsBegin, rowsHere,
-                    static_cast<int>(threadIdx.x / 32), static_cast<int>(threadIdx.x % 32)}
-        .run();
-  }
   storeZeros(p, row, head, rowsBegin, rowsHere, r.tokens);
+  if (r.slot < 0) return;
+  if (threadIdx.x == 0) reinterpret_cast<HeadContext*>(shared)->fill(p, r, row, head, rowsBegin, true);
+  __syncthreads();
+  GdnScan<Traits>{p, shared, static_cast<int>(threadIdx.x)}.run();
 }
 
 }  // namespace replayssm

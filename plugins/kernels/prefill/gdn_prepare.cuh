@@ -4,8 +4,8 @@
 //   (I + L) u = diag(beta) (v - exp(sum_{i<=t} g_i) S k)       (the UT transform; paper, Eq. 10)
 //
 // One CTA a chunk and key head: raw products of keys and queries once, then for each value head of the group, two at a
-// time, the decay tables, L and its inverse. A thread makes one column of the inverse by forward substitution in float32,
-// all of it in registers.
+// time, the decay tables, L and its inverse. A thread makes one column of the inverse by forward substitution in
+// float32, all of it in registers.
 #pragma once
 
 #include "gdn_record.cuh"
@@ -19,7 +19,7 @@ template <class Act_, int kStateDim_>
 struct GdnPrepare {
   using Act = Act_;
   static constexpr int kStateDim = kStateDim_;
-  static constexpr int kChunk = chunkTokens<kStateDim>();
+  static constexpr int kChunk = chunkTokens<Act, kStateDim>();
   static constexpr int kBlocks = kChunk / kBlockTokens;
   static constexpr int kThreads = 32 * kBlocks;  // a warp a block of 16 tokens t; kHeadsAtOnce columns a token
   static constexpr int kKeyPitch = tilePitch(kStateDim);
@@ -30,7 +30,8 @@ struct GdnPrepare {
   // Shared memory: keys and queries, in whose place the matrices L come; tables, vectors and factors.
   static constexpr int kUnionBytes =
       2 * kTileBytes > kHeadsAtOnce * kLowerBytes ? 2 * kTileBytes : kHeadsAtOnce * kLowerBytes;
-  static constexpr int kTablesOffset = kUnionBytes;
+  static constexpr int kContextOffset = kUnionBytes;
+  static constexpr int kTablesOffset = kContextOffset + kHeadsAtOnce * kContextBytes;
   static constexpr int kVectorsOffset = kTablesOffset + kHeadsAtOnce * sizeof(DecayTables<kChunk>);
   static constexpr int kFactorsOffset = kVectorsOffset + kHeadsAtOnce * sizeof(DecayVectors<kChunk>);
   static constexpr int kSharedBytes = kFactorsOffset + 2 * kChunk * 4;
@@ -65,10 +66,17 @@ struct GdnChunk {
 
   const PrefillParams& p;
   char* const shared;
-  const PromptRow r;
-  const int row, index, group, warp, lane;
+  const int index, warp, lane;
   const Chunk c;
 
+  // Of the value head in progress.
+  __device__ HeadContext& context(int which) const {
+    return *reinterpret_cast<HeadContext*>(shared + Traits::kContextOffset + which * kContextBytes);
+  }
+  __device__ ChunkInput input(int which, InputName name) const { return {context(which), name, c, p.ringRows}; }
+  __device__ GdnRecord<kChunk>& record(int which) const {
+    return *recordOf<kChunk>(p, context(which).row, index, context(which).head);
+  }
   __device__ float* lower(int which) const { return reinterpret_cast<float*>(shared + which * Traits::kLowerBytes); }
   __device__ DecayTables<kChunk>& tables(int which) const {
     return reinterpret_cast<DecayTables<kChunk>*>(shared + Traits::kTablesOffset)[which];
@@ -79,16 +87,11 @@ struct GdnChunk {
   __device__ float* keyFactor() const { return reinterpret_cast<float*>(shared + Traits::kFactorsOffset); }
   __device__ float* queryFactor() const { return keyFactor() + kChunk; }
 
-  __device__ void loadTiles2() const {
+  __device__ void loadKeysAndQueries() const {
     const uint32_t at = sharedAddress(shared);
-    if (c.pending) {
-      TokenSource k = TokenSource::record(p.ringKey, p.ringKeySlotStride, r, group, p.ringRows, p.stateDim, c, 2);
-      loadTile<kChunk>(at, kPitch, k, 0, Traits::kStateDim, c.count);
-      return;
-    }
-    loadTile<kChunk>(at, kPitch, TokenSource::prompt(p.k, row, group, c, 2), 0, Traits::kStateDim, c.count);
-    loadTile<kChunk>(at + Traits::kTileBytes, kPitch, TokenSource::prompt(p.q, row, group, c, 2), 0, Traits::kStateDim,
-                     c.count);
+    loadKeyTile<kChunk, Traits::kStateDim>(at, input(0, kKeys), c.count, threadIdx.x);
+    if (c.pending) return;
+    loadKeyTile<kChunk, Traits::kStateDim>(at + Traits::kTileBytes, input(0, kQueries), c.count, threadIdx.x);
   }
 
   // 1 / |x| of the warp's 16 tokens of a tile, two lanes a token.
@@ -114,8 +117,7 @@ struct GdnChunk {
       factors(keyFactor(), shared, 1.0f);
       factors(queryFactor(), shared + Traits::kTileBytes, rsqrtf(static_cast<float>(Traits::kStateDim)));
     } else if (lane < kBlockTokens) {
-      const TokenSource factor = TokenSource::record(p.ringKeyFactor, p.ringKeyFactorSlotStride, r, group, p.ringRows, 1,
-                                                     c, 4);
+      const ChunkInput factor = input(0, kKeyFactors);
       keyFactor()[token] = token < c.count ? factor.scalar(token) : 0.0f;
       queryFactor()[token] = 0.0f;
     }
@@ -147,9 +149,8 @@ struct GdnChunk {
     }
   }
 
-  __device__ void writeTables(int which, int head) const {
-    const TokenSource g = c.pending ? TokenSource::record(p.ringDt, p.ringDtSlotStride, r, head, p.ringRows, 1, c, 4)
-                                    : TokenSource::prompt(p.dt, row, head, c, 4);
+  __device__ void writeTables(int which) const {
+    const ChunkInput g = input(which, kDecays);
     LogDecays<kChunk> d;
 #pragma unroll
     for (int word = 0; word < LogDecays<kChunk>::kWords; ++word) {
@@ -160,33 +161,29 @@ struct GdnChunk {
     writeDecays<kChunk>(tables(which), vectors(which), d, warp, lane);
   }
 
-  __device__ float rate(int head, int token) const {
-    if (token >= c.count) return 0.0f;
-    const TokenSource beta = c.pending
-                                 ? TokenSource::record(p.ringBeta, p.ringBetaSlotStride, r, head, p.ringRows, 1, c, 4)
-                                 : TokenSource::prompt(p.beta, row, head, c, 4);
-    return beta.scalar(token);
+  __device__ float rate(int which, int token) const {
+    return token < c.count ? input(which, kRates).scalar(token) : 0.0f;
   }
 
-  __device__ void writeVectors(int which, int head) const {
-    GdnRecord<kChunk>& record = *recordOf<kChunk>(p, row, index, head);
+  __device__ void writeVectors(int which) const {
+    GdnRecord<kChunk>& to = record(which);
     const DecayVectors<kChunk>& v = vectors(which);
     const int token = warp * kBlockTokens + lane;
     if (lane < kBlockTokens) {
-      record.before[token] = v.before[token] * keyFactor()[token];
-      record.query[token] = v.before[token] * queryFactor()[token];
-      record.after[token] = v.after[token];
+      to.before[token] = v.before[token] * keyFactor()[token];
+      to.query[token] = v.before[token] * queryFactor()[token];
+      to.after[token] = v.after[token];
     }
-    if (warp == 0 && lane == 0) record.total = v.total;
+    if (warp == 0 && lane == 0) to.total = v.total;
   }
 
   // L of a head into shared memory, its scores into the record.
-  __device__ void writeLower(int which, int head, const Products& keys, const Products& queries) const {
+  __device__ void writeLower(int which, const Products& keys, const Products& queries) const {
     const int g = lane / 4, column = 2 * (lane % 4), first = warp * kBlockTokens + g;
-    GdnRecord<kChunk>& record = *recordOf<kChunk>(p, row, index, head);
-    const float rates[2] = {rate(head, first) * keyFactor()[first], rate(head, first + 8) * keyFactor()[first + 8]};
+    uint4(*const to)[2][32] = record(which).scores;
+    const float rates[2] = {rate(which, first) * keyFactor()[first], rate(which, first + 8) * keyFactor()[first + 8]};
     const float scales[2] = {queryFactor()[first], queryFactor()[first + 8]};
-    float* const to = lower(which);
+    float* const matrix = lower(which);
 #pragma unroll
     for (int from = 0; from < kBlocks; ++from) {
       if (from > warp) continue;
@@ -203,19 +200,19 @@ struct GdnChunk {
         uint32_t left[2], right[2];
         splitPair<2>(left, score[0][2 * r8], score[0][2 * r8 + 1]);
         splitPair<2>(right, score[1][2 * r8], score[1][2 * r8 + 1]);
-        record.scores[pairIndex(warp, from)][r8][lane] = make_uint4(left[0], right[0], left[1], right[1]);
+        to[pairIndex(warp, from)][r8][lane] = make_uint4(left[0], right[0], left[1], right[1]);
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           const int t = first + 8 * r8, j = from * kBlockTokens + 8 * half + column;
           const float2 pair = make_float2(j < t ? l[half][2 * r8] : 0.0f, j + 1 < t ? l[half][2 * r8 + 1] : 0.0f);
-          *reinterpret_cast<float2*>(to + t * Traits::kLowerPitch + j) = pair;
+          *reinterpret_cast<float2*>(matrix + t * Traits::kLowerPitch + j) = pair;
         }
       }
     }
   }
 
   // The thread's column of (I + L)^-1, times beta, in L's place.
-  __device__ void invert(int head0) const {
+  __device__ void invert(int heads) const {
     const int which = threadIdx.x / kChunk, column = threadIdx.x % kChunk;
     float* const matrix = lower(which);
     float x[kChunk];
@@ -224,14 +221,14 @@ struct GdnChunk {
     } else {
       solveColumn<kChunk, kChunk / 2>(x, matrix, Traits::kLowerPitch, column);
     }
-    const float beta = head0 + which < (group + 1) * p.headsPerGroup ? rate(head0 + which, column) : 0.0f;
+    const float beta = which < heads ? rate(which, column) : 0.0f;
     __syncthreads();
 #pragma unroll
     for (int t = 0; t < kChunk; ++t) matrix[t * Traits::kLowerPitch + column] = x[t] * beta;
   }
 
-  __device__ void writeInverse(int which, int head) const {
-    GdnRecord<kChunk>& record = *recordOf<kChunk>(p, row, index, head);
+  __device__ void writeInverse(int which) const {
+    GdnRecord<kChunk>& into = record(which);
     for (int i = warp; i < 2 * GdnRecord<kChunk>::kPairs; i += kBlocks) {
       const int pair = i / 2, half = i % 2;
       const int to = (pair >= 6) + (pair >= 3) + (pair >= 1), from = pair - pairIndex(to, 0);
@@ -241,13 +238,16 @@ struct GdnChunk {
       uint32_t left[3], right[3];
       splitPair<3>(left, a.x, a.y);
       splitPair<3>(right, b.x, b.y);
-      record.inverse[pair][half][lane] = make_uint4(left[0], right[0], left[1], right[1]);
-      record.inverseRest[pair][half][lane] = make_uint2(left[2], right[2]);
+      into.inverse[pair][half][lane] = make_uint4(left[0], right[0], left[1], right[1]);
+      into.inverseRest[pair][half][lane] = make_uint2(left[2], right[2]);
     }
   }
 
-  __device__ void run() const {
-    loadTiles2();
+  __device__ void run(const PromptRow& r, int row, int group) const {
+    const int first = group * p.headsPerGroup;
+    if (threadIdx.x < kHeadsAtOnce) context(threadIdx.x).fill(p, r, row, first + threadIdx.x, 0, true);
+    __syncthreads();
+    loadKeysAndQueries();
     loadsDrain();
     __syncthreads();
     keyFactors();
@@ -260,34 +260,37 @@ struct GdnChunk {
 #pragma unroll
       for (int e = 0; e < 8 * kBlocks; ++e) queries[e / 8][e / 4 % 2][e % 4] = 0.0f;
     }
-    const int end = (group + 1) * p.headsPerGroup;
-    for (int head = group * p.headsPerGroup; head < end; head += kHeadsAtOnce) {
+#pragma unroll 1
+    for (int head = 0; head < p.headsPerGroup; head += kHeadsAtOnce) {
+      const int heads = min(kHeadsAtOnce, p.headsPerGroup - head);
       __syncthreads();  // factors are written; the matrices of the last heads and the tiles are read
-      for (int which = 0; which < kHeadsAtOnce && head + which < end; ++which) writeTables(which, head + which);
+      if (head > 0 && threadIdx.x < heads) context(threadIdx.x).fill(p, r, row, first + head + threadIdx.x, 0, true);
       __syncthreads();
-      for (int which = 0; which < kHeadsAtOnce && head + which < end; ++which) {
-        writeVectors(which, head + which);
-        if (corrections) writeLower(which, head + which, keys, queries);
+      for (int which = 0; which < heads; ++which) writeTables(which);
+      __syncthreads();
+      for (int which = 0; which < heads; ++which) {
+        writeVectors(which);
+        if (corrections) writeLower(which, keys, queries);
       }
       if (!corrections) continue;
       __syncthreads();
-      invert(head);
+      invert(heads);
       __syncthreads();
-      for (int which = 0; which < kHeadsAtOnce && head + which < end; ++which) writeInverse(which, head + which);
+      for (int which = 0; which < heads; ++which) writeInverse(which);
     }
   }
 };
 
 // Grid: chunks * groups, rows.
 template <class Traits>
-__global__ void __launch_bounds__(Traits::kThreads) gdnPrepareKernel(const __grid_constant__ PrefillParams p) {
+__global__ void __launch_bounds__(Traits::kThreads, 2) gdnPrepareKernel(const __grid_constant__ PrefillParams p) {
   extern __shared__ __align__(128) char shared[];
   const int group = blockIdx.x % p.groups, index = blockIdx.x / p.groups, row = blockIdx.y;
   const PromptRow r = PromptRow::load(p, row);
   if (r.slot < 0 || index >= r.chunks(Traits::kChunk)) return;
-  GdnChunk<Traits>{p, shared, r, row, index, group, static_cast<int>(threadIdx.x / 32),
-                   static_cast<int>(threadIdx.x % 32), Chunk::make(r, index, Traits::kChunk)}
-      .run();
+  GdnChunk<Traits>{p, shared, index, static_cast<int>(threadIdx.x / 32), static_cast<int>(threadIdx.x % 32),
+                   Chunk::make(r, index, Traits::kChunk)}
+      .run(r, row, group);
 }
 
 }  // namespace replayssm

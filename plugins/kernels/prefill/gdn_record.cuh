@@ -1,8 +1,8 @@
 // What the first GDN kernel leaves to the second for one chunk of one head: matrices as operands, in the order in which
 // lanes read them, and the decay vectors.
 //
-// Blocks of 16 tokens t by 16 tokens j on and below the diagonal, in the order (to, from <= to); a block is two operands
-// of 8 tokens t. Every lane has 16 bytes of both operands' leading parts side by side.
+// Blocks of 16 tokens t by 16 tokens j on and below the diagonal, in the order (to, from <= to); a block is two
+// operands of 8 tokens t. Every lane has 16 bytes of both operands' leading parts side by side.
 #pragma once
 
 #include "decay.cuh"

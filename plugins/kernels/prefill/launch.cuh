@@ -50,7 +50,7 @@ struct mamba2 {  // spelt as in supported.inc
     PrefillLaunch l{};
     l.splits = chooseSplits(p);
     l.warps = p.headDim / 16 / l.splits;
-    chooseStages(l, Traits::sharedBytes(16 * l.warps, 1), Traits::sharedBytes(16 * l.warps, 2), kResident);
+    chooseStages(l, Traits::kOneStage, Traits::kTwoStages, kResident);
     return l;
   }
 
@@ -70,8 +70,7 @@ struct gdn {
     PrefillLaunch l{};
     l.splits = chooseSplits(p);
     l.warps = p.headDim / 16 / l.splits;
-    const int stage = Traits::stageBytes(16 * l.warps);
-    chooseStages(l, stage, 2 * stage, kResident);
+    chooseStages(l, Traits::kOneStage, Traits::kTwoStages, kResident);
     l.recordBytes = static_cast<size_t>(p.rows) * recordChunks(p.window, p.tokens, kChunk) * p.heads *
                     sizeof(GdnRecord<kChunk>);
     return l;
@@ -82,7 +81,8 @@ struct gdn {
     cudaError_t code = launchOne(gdnPrepareKernel<Prepare>, dim3(chunks * p.groups, p.rows), Prepare::kThreads,
                                  Prepare::kSharedBytes, p, stream);
     if (code != cudaSuccess) return code;
-    return launchOne(gdnPrefillKernel<Traits>, dim3(p.heads * l.splits, p.rows), 32 * l.warps, l.sharedBytes, p, stream);
+    return launchOne(gdnPrefillKernel<Traits>, dim3(p.heads * l.splits, p.rows), 32 * l.warps, l.sharedBytes, p,
+                     stream);
   }
 };
 

@@ -19,23 +19,21 @@ struct Mamba2Prefill {
   static constexpr int kStateDim = kStateDim_;  // N
   static constexpr int kWarps = kWarps_;        // most warps of a CTA
   static constexpr int kResident = kResident_;  // CTAs a multiprocessor shall hold
-  static constexpr int kChunk = chunkTokens<kStateDim>();
+  static constexpr int kChunk = chunkTokens<Act, kStateDim>();
   static constexpr int kBlocks = kChunk / kBlockTokens;
-  static constexpr int kKeyPitch = tilePitch(kStateDim);
+  static constexpr int kKeyPitch = tilePitch(kStateDim), kValuePitch = tilePitch(16 * kWarps);
   static constexpr int kScorePairs = kBlocks * (kBlocks + 1) / 2;  // 16x16 blocks on and below the diagonal
 
-  // Shared memory, bytes from its beginning. A stage: keys, queries, x.
-  static constexpr int kTablesOffset = 0;
+  // Shared memory, bytes from its beginning; the context comes first. A stage: keys, queries, x.
+  static constexpr int kTablesOffset = kContextBytes;
   static constexpr int kVectorsOffset = kTablesOffset + sizeof(DecayTables<kChunk>);
   static constexpr int kScoresOffset = kVectorsOffset + 2 * sizeof(DecayVectors<kChunk>);
-  static constexpr int kStageOffset = kScoresOffset + kScorePairs * 2 * 32 * 16;
-  static constexpr __host__ __device__ int valuesOffset() { return 2 * kChunk * kKeyPitch; }
-  static constexpr __host__ __device__ int stageBytes(int headDim) {
-    return valuesOffset() + kChunk * tilePitch(headDim);
-  }
-  static constexpr __host__ __device__ int sharedBytes(int headDim, int stages) {
-    return kStageOffset + stages * stageBytes(headDim);
-  }
+  static constexpr int kOutputsOffset = kScoresOffset + kScorePairs * 2 * 32 * 16;
+  static constexpr int kStageOffset = kOutputsOffset + kChunk * kValuePitch;
+  static constexpr int kQueriesOffset = kChunk * kKeyPitch;
+  static constexpr int kValuesOffset = 2 * kQueriesOffset;
+  static constexpr int kStageBytes = kValuesOffset + kChunk * kValuePitch;
+  static constexpr int kOneStage = kStageOffset + kStageBytes, kTwoStages = kOneStage + kStageBytes;
 };
 
 template <class Traits>
@@ -46,9 +44,13 @@ struct Mamba2Scan {
 
   const PrefillParams& p;
   char* const shared;
-  const PromptRow r;
-  const int row, head, group, rowsBegin, rowsHere, warp, lane;  // the CTA's state rows of the head
+  const int thread;
+  const int warp = thread / 32, lane = thread % 32;
 
+  __device__ __forceinline__ Mamba2Scan renewed() const { return {p, shared, renewedThread()}; }
+
+  __device__ const HeadContext& context() const { return *reinterpret_cast<const HeadContext*>(shared); }
+  __device__ Chunk chunk(int index) const { return Chunk::make(context().r, index, kChunk); }
   __device__ DecayTables<kChunk>& tables() const {
     return *reinterpret_cast<DecayTables<kChunk>*>(shared + Traits::kTablesOffset);
   }
@@ -56,34 +58,28 @@ struct Mamba2Scan {
     return reinterpret_cast<DecayVectors<kChunk>*>(shared + Traits::kVectorsOffset)[chunk & 1];
   }
   __device__ uint4* scores(int to, int from, int half) const {
-    return reinterpret_cast<uint4*>(shared + Traits::kScoresOffset) + ((to * (to + 1) / 2 + from) * 2 + half) * 32 + lane;
+    const int block = to * (to + 1) / 2 + from;
+    return reinterpret_cast<uint4*>(shared + Traits::kScoresOffset) + (block * 2 + half) * 32 + lane;
   }
   __device__ char* stage(int chunk) const {
-    return shared + Traits::kStageOffset + (p.stages == 2 ? chunk & 1 : 0) * Traits::stageBytes(rowsHere);
+    return shared + Traits::kStageOffset + (p.stages == 2 ? chunk & 1 : 0) * Traits::kStageBytes;
   }
 
   __device__ void loadChunk(int index) const {
-    const Chunk c = Chunk::make(r, index, kChunk);
+    const Chunk c = chunk(index);
     const uint32_t at = sharedAddress(stage(index));
-    TokenSource k, x;
-    if (c.pending) {
-      k = TokenSource::record(p.ringKey, p.ringKeySlotStride, r, group, p.ringRows, p.stateDim, c, 2);
-      x = TokenSource::record(p.ringValue, p.ringValueSlotStride, r, head, p.ringRows, p.headDim, c, 2);
-    } else {
-      k = TokenSource::prompt(p.k, row, group, c, 2);
-      x = TokenSource::prompt(p.value, row, head, c, 2);
-      TokenSource q = TokenSource::prompt(p.q, row, group, c, 2);
-      loadTile<kChunk>(at + kChunk * kPitch, kPitch, q, 0, Traits::kStateDim, c.count);
+    loadKeyTile<kChunk, Traits::kStateDim>(at, {context(), kKeys, c, p.ringRows}, c.count, thread);
+    if (!c.pending) {
+      const ChunkInput queries(context(), kQueries, c, p.ringRows);
+      loadKeyTile<kChunk, Traits::kStateDim>(at + Traits::kQueriesOffset, queries, c.count, thread);
     }
-    loadTile<kChunk>(at, kPitch, k, 0, Traits::kStateDim, c.count);
-    loadTile<kChunk>(at + Traits::valuesOffset(), tilePitch(rowsHere), x, rowsBegin, rowsHere, c.count);
+    loadValueTile<kChunk>(at + Traits::kValuesOffset, Traits::kValuePitch, {context(), kValues, c, p.ringRows},
+                          context().rowsBegin, c.count, thread);
   }
 
   __device__ Decays loadDecays(int index) const {
-    const Chunk c = Chunk::make(r, index, kChunk);
-    const TokenSource dt = c.pending
-                               ? TokenSource::record(p.ringDt, p.ringDtSlotStride, r, head, p.ringRows, 1, c, 4)
-                               : TokenSource::prompt(p.dt, row, head, c, 4);
+    const Chunk c = chunk(index);
+    const ChunkInput dt(context(), kDecays, c, p.ringRows);
     Decays d;
 #pragma unroll
     for (int word = 0; word < Decays::kWords; ++word) {
@@ -93,11 +89,13 @@ struct Mamba2Scan {
     return d;
   }
 
-  __device__ void writeTables(Decays d, float a, int chunk) const {
+  __device__ void writeTables(Decays d, int chunk) const {
+    const float a = context().rate;
 #pragma unroll
     for (int word = 0; word < Decays::kWords; ++word) {
       d.log[word] = d.factor[word] > 0.0f ? d.factor[word] * a : 0.0f;  // 0 * -infinity is not a number
     }
+#pragma unroll 1
     for (int block = warp; block < kBlocks; block += blockDim.x / 32) {
       writeDecays<kChunk>(tables(), vectors(chunk), d, block, lane);
     }
@@ -105,7 +103,7 @@ struct Mamba2Scan {
 
   // Block `to`, `from` of the scores as operands: for each half of 8 tokens t, leading and trailing parts.
   __device__ void scoreBlock(uint32_t keys, int to, int from) const {
-    const uint32_t q = keys + kChunk * kPitch + to * 16 * kPitch + rowsFirst(kPitch, lane);
+    const uint32_t q = keys + Traits::kQueriesOffset + to * 16 * kPitch + rowsFirst(kPitch, lane);
     const uint32_t k = keys + from * 16 * kPitch + columnsFirst(kPitch, lane);
     float sum[2][2][4] = {};
 #pragma unroll
@@ -145,16 +143,20 @@ struct Mamba2Scan {
   // out[tile][e]: outputs of tokens 8 tile.. for the warp's rows.
   __device__ void outputs(float (&out)[kChunk / 8][4], const WarpState<Traits::kStateDim>& state, uint32_t keys,
                           uint32_t x, const DecayVectors<kChunk>& decay, float skip) const {
-    const uint32_t q = keys + kChunk * kPitch + columnsFirst(kPitch, lane);
+    const uint32_t q = keys + Traits::kQueriesOffset + columnsFirst(kPitch, lane);
     state.template operands<2>([&](int step, const uint32_t (&part)[2][4]) {
-      uint32_t query[kBlocks][Parts<Act>::kCount][4];
+      constexpr int kTogether = kBlocks / Parts<Act>::kCount;
 #pragma unroll
-      for (int b = 0; b < kBlocks; ++b) {
-        uint32_t raw[4];
-        loadTiles(raw, q + b * 16 * kPitch + step * 32);
-        splitActivations<Act>(query[b], raw);
+      for (int first = 0; first < kBlocks; first += kTogether) {
+        uint32_t query[kTogether][Parts<Act>::kCount][4];
+#pragma unroll
+        for (int b = 0; b < kTogether; ++b) {
+          uint32_t raw[4];
+          loadTiles(raw, q + (first + b) * 16 * kPitch + step * 32);
+          splitActivations<Act>(query[b], raw);
+        }
+        addProducts<2>(&out[2 * first], part, query);
       }
-      addProducts<2>(out, part, query);
     });
 #pragma unroll
     for (int tile = 0; tile < kChunk / 8; ++tile) {
@@ -165,7 +167,7 @@ struct Mamba2Scan {
 #pragma unroll
     for (int from = 0; from < kBlocks; ++from) {
       uint32_t raw[4], value[Parts<Act>::kCount][4];
-      loadTilesTransposed(raw, x + from * 16 * tilePitch(rowsHere));
+      loadTilesTransposed(raw, x + from * 16 * Traits::kValuePitch);
       splitActivations<Act>(value, raw);
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
@@ -176,88 +178,84 @@ struct Mamba2Scan {
 #pragma unroll
       for (int to = from; to < kBlocks; ++to) {
         const uint4 first = *scores(to, from, 0), second = *scores(to, from, 1);
-        const uint32_t weight[1][2][4] = {{{first.x, first.y, second.x, second.y}, {first.z, first.w, second.z, second.w}}};
+        const uint32_t weight[1][2][4] = {{{first.x, first.y, second.x, second.y},
+                                           {first.z, first.w, second.z, second.w}}};
         addProducts<2>(&out[2 * to], value, weight);
       }
     }
   }
 
-  // The weighted values of the chunk's tokens, in parts.
-  __device__ void weighValues(uint32_t (&part)[kBlocks][3][4], uint32_t x, const DecayVectors<kChunk>& decay) const {
+  // Adds the chunk to the state, two blocks of tokens at a time to spare registers.
+  __device__ void advance(WarpState<Traits::kStateDim>& state, uint32_t keys, uint32_t x,
+                          const DecayVectors<kChunk>& decay) const {
 #pragma unroll
-    for (int step = 0; step < kBlocks; ++step) {
-      uint32_t raw[4];
-      loadTilesTransposed(raw, x + step * 16 * tilePitch(rowsHere));
+    for (int first = 0; first < kBlocks; first += 2) {
+      uint32_t part[2][3][4];
 #pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const float2 w =
-            *reinterpret_cast<const float2*>(&decay.after[16 * step + e / 2 * 8 + 2 * (lane % 4)]);
-        uint32_t one[3];
-        splitPair<3>(one, w.x * Activation<Act>::low(raw[e]), w.y * Activation<Act>::high(raw[e]));
+      for (int step = 0; step < 2; ++step) {
+        const int block = first + step;
+        uint32_t raw[4];
+        loadTilesTransposed(raw, x + block * 16 * Traits::kValuePitch);
 #pragma unroll
-        for (int i = 0; i < 3; ++i) part[step][i][e] = one[i];
+        for (int e = 0; e < 4; ++e) {
+          const float2 w = *reinterpret_cast<const float2*>(&decay.after[16 * block + e / 2 * 8 + 2 * (lane % 4)]);
+          uint32_t one[3];
+          splitPair<3>(one, w.x * Activation<Act>::low(raw[e]), w.y * Activation<Act>::high(raw[e]));
+#pragma unroll
+          for (int i = 0; i < 3; ++i) part[step][i][e] = one[i];
+        }
       }
+      state.template advance<Act>(first == 0 ? decay.total : 1.0f, part, keys + first * 16 * kPitch, lane);
     }
   }
 
   // After the barrier that ends the score phase.
-  __device__ void useChunk(WarpState<Traits::kStateDim>& state, int index, float skip) const {
-    const Chunk c = Chunk::make(r, index, kChunk);
+  __device__ void useChunk(WarpState<Traits::kStateDim>& state, int index) const {
+    const Chunk c = chunk(index);
     const DecayVectors<kChunk>& decay = vectors(index);
-    const int pitch = tilePitch(rowsHere);
-    char* const values = stage(index) + Traits::valuesOffset();
+    constexpr int kValuePitch = Traits::kValuePitch;
     const uint32_t keys = sharedAddress(stage(index));
-    const uint32_t x = sharedAddress(values) + warp * 32 + columnsFirst(pitch, lane);
-    uint32_t packed[kBlocks][4];
+    const uint32_t x = keys + Traits::kValuesOffset + warp * 32 + columnsFirst(kValuePitch, lane);
     if (!c.pending) {
       float out[kChunk / 8][4] = {};
-      outputs(out, state, keys, x, decay, skip);
-#pragma unroll
-      for (int b = 0; b < kBlocks; ++b) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          const float* o = &out[2 * b + e / 2][e % 2 * 2];
-          packed[b][e] = Activation<Act>::fromFloat(o[0]) | static_cast<uint32_t>(Activation<Act>::fromFloat(o[1])) << 16;
-        }
-      }
+      outputs(out, state, keys, x, decay, context().skip);
+      const uint32_t columns = sharedAddress(shared) + Traits::kOutputsOffset + warp * 32;
+      storePacked<Act>(out, columns + columnsFirst(kValuePitch, lane), kValuePitch);
+      __syncwarp();
+      storeOutputs<kChunk>(p, columns, kValuePitch, context(), context().rowsBegin + warp * 16, c, lane);
     }
-    {
-      uint32_t part[kBlocks][3][4];
-      weighValues(part, x, decay);
-      state.template advance<Act>(decay.total, part, keys, lane);
-    }
-    if (c.pending) return;
-    __syncwarp();  // the warp's columns of x make room for its outputs
-#pragma unroll
-    for (int b = 0; b < kBlocks; ++b) storeTilesTransposed(x + b * 16 * pitch, packed[b]);
-    __syncwarp();
-    storeOutputs<kChunk>(p, values, pitch, row, head, warp * 16, rowsBegin + warp * 16, c, lane);
+    advance(state, keys, x, decay);
   }
 
+  __device__ bool last(int index) const { return index + 1 == context().r.chunks(kChunk); }
+
   __device__ void run() const {
-    const int chunks = r.chunks(kChunk);
-    const float a = p.a[head], skip = p.skip == nullptr ? 0.0f : p.skip[head];
     WarpState<Traits::kStateDim> state;
     loadChunk(0);
-    writeTables(loadDecays(0), a, 0);
-    readState(state, p, r, row, head, rowsBegin + warp * 16, lane);
-    for (int i = 0; i < chunks; ++i) {
+    renewed().writeTables(loadDecays(0), 0);
+    {
+      const Mamba2Scan begin = renewed();
+      readState(state, p, context(), context().rowsBegin + begin.warp * 16, begin.lane);
+    }
+#pragma unroll 1
+    for (int i = 0;; ++i) {
       loadsDrain();
       __syncthreads();
-      const bool more = i + 1 < chunks;
       Decays next{};
-      if (more) next = loadDecays(i + 1);
-      if (more && p.stages == 2) loadChunk(i + 1);
-      if (!Chunk::make(r, i, kChunk).pending) scoreBlocks(sharedAddress(stage(i)));
+      if (!last(i)) next = renewed().loadDecays(i + 1);
+      if (!last(i) && p.stages == 2) renewed().loadChunk(i + 1);
+      if (!chunk(i).pending) renewed().scoreBlocks(sharedAddress(stage(i)));
       __syncthreads();
-      if (more) writeTables(next, a, i + 1);
-      useChunk(state, i, skip);
-      if (more && p.stages == 1) {
+      if (!last(i)) renewed().writeTables(next, i + 1);
+      renewed().useChunk(state, i);
+      if (last(i)) break;
+      if (p.stages == 1) {
         __syncthreads();
-        loadChunk(i + 1);
+        renewed().loadChunk(i + 1);
       }
     }
-    writeState(state, p, r, row, head, rowsBegin + warp * 16, lane);
+    const Mamba2Scan end = renewed();
+    writeState(state, p, context(), context().rowsBegin + end.warp * 16, end.lane);
   }
 };
 
@@ -269,12 +267,11 @@ __global__ void __launch_bounds__(32 * Traits::kWarps, Traits::kResident)
   const int head = blockIdx.x / p.splits, row = blockIdx.y;
   const int rowsHere = blockDim.x / 2, rowsBegin = blockIdx.x % p.splits * rowsHere;
   const PromptRow r = PromptRow::load(p, row);
-  if (r.slot >= 0) {
-    Mamba2Scan<Traits>{p, shared, r, row, head, head / p.headsPerGroup, rowsBegin, rowsHere,
-                       static_cast<int>(threadIdx.x / 32), static_cast<int>(threadIdx.x % 32)}
-        .run();
-  }
   storeZeros(p, row, head, rowsBegin, rowsHere, r.tokens);
+  if (r.slot < 0) return;
+  if (threadIdx.x == 0) reinterpret_cast<HeadContext*>(shared)->fill(p, r, row, head, rowsBegin, false);
+  __syncthreads();
+  Mamba2Scan<Traits>{p, shared, static_cast<int>(threadIdx.x)}.run();
 }
 
 }  // namespace replayssm

@@ -8,12 +8,20 @@ namespace replayssm {
 
 enum RowFlags : int { kFromZero = 1, kFromCarry = 2, kToCarry = 4 };
 
-template <int kStateDim>
+// Tokens of a chunk: half as many where a wide state, or operands of two parts, take the registers.
+template <class Act, int kStateDim>
 constexpr __host__ __device__ int chunkTokens() {
-  return kStateDim > 128 ? 32 : 64;  // of a wider state fewer tokens fit into the registers beside it
+  return kStateDim * Parts<Act>::kCount > 128 ? 32 : 64;
 }
 
 constexpr __host__ __device__ int tilePitch(int elements) { return elements * 2 + 16; }  // bytes; rows on all banks
+
+// The thread's index, anew: what is computed from it is not kept in registers from phase to phase.
+__device__ __forceinline__ int renewedThread() {
+  int thread;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+  return thread;
+}
 
 // What one row is about. Inactive rows have slot -1 and no tokens.
 struct PromptRow {
@@ -55,31 +63,81 @@ struct Chunk {
   }
 };
 
-// Token t of a chunk lies at data + index(t) * stride elements.
-struct TokenSource {
-  const void* data;
+// One input of one head: token t of the prompt at data + t * stride bytes.
+struct Input {
+  const char* data;
   int64_t stride;
-  int first, wrap;  // records go round the ring
 
-  static __device__ TokenSource prompt(const PromptTensor& t, int row, int head, const Chunk& c, int elementBytes) {
-    const char* at = static_cast<const char*>(t.data) + (row * t.rowStride + head * t.headStride) * elementBytes;
-    return {at, t.tokenStride, c.first, INT32_MAX};
+  static __device__ Input prompt(const PromptTensor& t, int row, int head, int elementBytes) {
+    return {static_cast<const char*>(t.data) + (row * t.rowStride + head * t.headStride) * elementBytes,
+            t.tokenStride * elementBytes};
   }
 
   // ring: [S, heads, C, elements].
-  static __device__ TokenSource record(const void* ring, int64_t slotStride, const PromptRow& r, int head, int ringRows,
-                                       int elements, const Chunk& c, int elementBytes) {
-    const char* at = static_cast<const char*>(ring) +
-                     (r.slot * slotStride + static_cast<int64_t>(head) * ringRows * elements) * elementBytes;
-    return {at, elements, (r.origin + c.first) % ringRows, ringRows};
+  static __device__ Input record(const void* ring, int64_t slotStride, int slot, int head, int ringRows, int elements,
+                                 int elementBytes) {
+    const int64_t at = slot * slotStride + static_cast<int64_t>(head) * ringRows * elements;
+    return {static_cast<const char*>(ring) + at * elementBytes, static_cast<int64_t>(elements) * elementBytes};
+  }
+};
+
+enum InputName { kKeys, kQueries, kValues, kDecays, kRates, kKeyFactors, kInputs };
+
+// What all threads of a CTA know of their row and head. It lies in shared memory and is read again for every chunk: the
+// state leaves no registers for it.
+struct HeadContext {
+  PromptRow r;
+  int row, head, group;
+  int rowsBegin;     // the first of the CTA's state rows of the head
+  float rate, skip;  // Mamba-2: a and D of the head
+  Input prompt[kInputs], record[kInputs];
+
+  __device__ void fill(const PrefillParams& p, const PromptRow& from, int row_, int head_, int rowsBegin_, bool gdn) {
+    r = from;
+    rowsBegin = rowsBegin_;
+    row = row_;
+    head = head_;
+    group = head / p.headsPerGroup;
+    prompt[kKeys] = Input::prompt(p.k, row, group, 2);
+    prompt[kQueries] = Input::prompt(p.q, row, group, 2);
+    prompt[kValues] = Input::prompt(p.value, row, head, 2);
+    prompt[kDecays] = Input::prompt(p.dt, row, head, 4);
+    record[kKeys] = Input::record(p.ringKey, p.ringKeySlotStride, r.slot, group, p.ringRows, p.stateDim, 2);
+    record[kValues] = Input::record(p.ringValue, p.ringValueSlotStride, r.slot, head, p.ringRows, p.headDim, 2);
+    record[kDecays] = Input::record(p.ringDt, p.ringDtSlotStride, r.slot, head, p.ringRows, 1, 4);
+    if (!gdn) {
+      rate = p.a[head];
+      skip = p.skip == nullptr ? 0.0f : p.skip[head];
+      return;
+    }
+    prompt[kRates] = Input::prompt(p.beta, row, head, 4);
+    record[kRates] = Input::record(p.ringBeta, p.ringBetaSlotStride, r.slot, head, p.ringRows, 1, 4);
+    record[kKeyFactors] = Input::record(p.ringKeyFactor, p.ringKeyFactorSlotStride, r.slot, group, p.ringRows, 1, 4);
+  }
+};
+static_assert(sizeof(HeadContext) <= 256, "its place in shared memory");
+constexpr int kContextBytes = 256;
+
+// An input of one chunk.
+struct ChunkInput {
+  const char* data;
+  int64_t stride;
+  int first, wrap;  // records go round the ring
+
+  __device__ ChunkInput(const HeadContext& context, InputName name, const Chunk& c, int ringRows) {
+    const Input& input = c.pending ? context.record[name] : context.prompt[name];
+    data = input.data;
+    stride = input.stride;
+    first = c.pending ? (context.r.origin + c.first) % ringRows : c.first;
+    wrap = c.pending ? ringRows : INT32_MAX;
   }
 
-  __device__ int64_t index(int token) const {
-    int at = first + token;
-    return at >= wrap ? at - wrap : at;
+  __device__ const char* at(int token) const {
+    const int index = first + token;
+    return data + (index >= wrap ? index - wrap : index) * stride;
   }
 
-  __device__ float scalar(int token) const { return static_cast<const float*>(data)[index(token) * stride]; }
+  __device__ float scalar(int token) const { return *reinterpret_cast<const float*>(at(token)); }
 };
 
 // Sixteen bytes global -> shared past the L1; zeros when `live` is false.
@@ -88,30 +146,45 @@ __device__ __forceinline__ void pieceOrZeros(uint32_t target, const void* source
                : "memory");
 }
 
-// Elements begin..begin + elements - 1 of kChunk tokens as a tile of 16-bit elements; zeros from `count` on.
-template <int kChunk>
-__device__ __forceinline__ void loadTile(uint32_t tile, int pitch, const TokenSource& source, int begin, int elements,
-                                         int count) {
-  const int pieces = elements / 8;
-  for (int i = threadIdx.x; i < kChunk * pieces; i += blockDim.x) {
-    const int token = i / pieces, piece = i % pieces;
-    const bool live = token < count;
-    const uint16_t* from = static_cast<const uint16_t*>(source.data) + source.index(live ? token : 0) * source.stride;
-    pieceOrZeros(tile + token * pitch + piece * 16, from + begin + piece * 8, live);
+// A 16-byte piece of one token of a tile of 16-bit elements; zeros from `count` on.
+__device__ __forceinline__ void loadTilePiece(uint32_t tile, int pitch, const ChunkInput& input, int begin, int token,
+                                              int piece, int count) {
+  const bool live = token < count;
+  pieceOrZeros(tile + token * pitch + piece * 16, input.at(live ? token : 0) + begin * 2 + piece * 16, live);
+}
+
+// Keys or queries of a chunk. Few registers matter more than unrolling: the state is live while tiles are asked for.
+template <int kChunk, int kStateDim>
+__device__ __forceinline__ void loadKeyTile(uint32_t tile, const ChunkInput& input, int count, int thread) {
+  constexpr int kPieces = kStateDim / 8;
+#pragma unroll 1
+  for (int i = thread; i < kChunk * kPieces; i += blockDim.x) {
+    loadTilePiece(tile, tilePitch(kStateDim), input, 0, i / kPieces, i % kPieces, count);
   }
 }
 
-// The warp's 16 columns of an output tile to global memory, 32 bytes a token; the tile holds activations.
+// Elements begin.. of the values of a chunk: every warp of the CTA its 16, two pieces a token.
 template <int kChunk>
-__device__ __forceinline__ void storeOutputs(const PrefillParams& p, const char* tile, int pitch, int row, int head,
-                                             int column, int begin, const Chunk& chunk, int lane) {
-  uint16_t* out = static_cast<uint16_t*>(p.out) + row * p.outRowStride + head * p.outHeadStride + begin;
-#pragma unroll
-  for (int i = 0; i < kChunk / 16; ++i) {
-    const int token = 16 * i + lane / 2;
-    if (token >= chunk.count) break;
+__device__ __forceinline__ void loadValueTile(uint32_t tile, int pitch, const ChunkInput& input, int begin, int count,
+                                              int thread) {
+  const int piece = thread / 32 * 2 + thread % 2;
+#pragma unroll 1
+  for (int token = thread % 32 / 2; token < kChunk; token += 16) {
+    loadTilePiece(tile, pitch, input, begin, token, piece, count);
+  }
+}
+
+// The warp's 16 columns of an output tile (`tile` is their address in shared memory) to global memory, 32 bytes a
+// token, from element `begin` of the head.
+template <int kChunk>
+__device__ __forceinline__ void storeOutputs(const PrefillParams& p, uint32_t tile, int pitch,
+                                             const HeadContext& context, int begin, const Chunk& chunk, int lane) {
+  uint16_t* out = static_cast<uint16_t*>(p.out) + context.row * p.outRowStride + context.head * p.outHeadStride + begin;
+#pragma unroll 1
+  for (int token = lane / 2; token < chunk.count; token += 16) {
+    const void* from = __cvta_shared_to_generic(tile + token * pitch + lane % 2 * 16);
     *reinterpret_cast<uint4*>(out + (chunk.first + token) * p.outTokenStride + lane % 2 * 8) =
-        *reinterpret_cast<const uint4*>(tile + token * pitch + column * 2 + lane % 2 * 16);
+        *static_cast<const uint4*>(from);
   }
 }
 

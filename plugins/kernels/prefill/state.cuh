@@ -1,5 +1,5 @@
-// The float32 state of a warp: 16 rows in registers, as accumulators of tiles of 8 columns; how it is read, advanced and
-// written.
+// The float32 state of a warp: 16 rows in registers, as accumulators of tiles of 8 columns; how it is read, advanced
+// and written.
 #pragma once
 
 #include "source.cuh"
@@ -42,8 +42,8 @@ struct WarpState {
     }
   }
 
-  // The first product over the state's columns, and what else it is multiplied by: `use(step, part)` gets the operand of
-  // columns 16 step.. .
+  // The first product over the state's columns, and what else it is multiplied by: `use(step, part)` gets the operand
+  // of columns 16 step.. .
   template <int kParts, class Use>
   __device__ __forceinline__ void operands(const Use& use) const {
 #pragma unroll
@@ -54,8 +54,8 @@ struct WarpState {
     }
   }
 
-  // S <- total S + values keys: `values` are the weighted values of the chunk's tokens in three parts, `keys` points at
-  // the chunk's keys in shared memory. The sum over tokens is made apart from the state, then added by one fused
+  // S <- total S + values keys: `values` are the weighted values of some tokens in three parts, `keys` points at those
+  // tokens' keys in shared memory. The sum over tokens is made apart from the state, then added by one fused
   // multiply-add an element, so that the accumulator's truncation never eats into an old state.
   template <class Act, int kSteps>
   __device__ __forceinline__ void advance(float total, const uint32_t (&values)[kSteps][3][4], uint32_t keys,
@@ -87,13 +87,14 @@ struct WarpState {
 
 // The head's state before the first chunk, warp rows first..first + 15.
 template <int kStateDim>
-__device__ __forceinline__ void readState(WarpState<kStateDim>& state, const PrefillParams& p, const PromptRow& r,
-                                          int row, int head, int first, int lane) {
-  const int64_t at = (static_cast<int64_t>(head) * p.headDim + first + lane / 4) * kStateDim + 2 * (lane % 4);
+__device__ __forceinline__ void readState(WarpState<kStateDim>& state, const PrefillParams& p,
+                                          const HeadContext& context, int first, int lane) {
+  const PromptRow& r = context.r;
+  const int64_t at = (static_cast<int64_t>(context.head) * p.headDim + first + lane / 4) * kStateDim + 2 * (lane % 4);
   if ((r.flags & kFromZero) != 0) {
     state.zero();
   } else if ((r.flags & kFromCarry) != 0) {
-    state.read(p.carry + p.carryIndex[row * p.carryIndexStride] * p.carryStride + at);
+    state.read(p.carry + p.carryIndex[context.row * p.carryIndexStride] * p.carryStride + at);
   } else {
     state.read(static_cast<const float*>(p.checkpoint.data) + r.slot * p.checkpoint.slotStride + at);
   }
@@ -102,10 +103,11 @@ __device__ __forceinline__ void readState(WarpState<kStateDim>& state, const Pre
 // The state after the last chunk: into the carry, or into the checkpoint.
 template <int kStateDim>
 __device__ __forceinline__ void writeState(const WarpState<kStateDim>& state, const PrefillParams& p,
-                                           const PromptRow& r, int row, int head, int first, int lane) {
-  const int64_t at = (static_cast<int64_t>(head) * p.headDim + first + lane / 4) * kStateDim + 2 * (lane % 4);
+                                           const HeadContext& context, int first, int lane) {
+  const PromptRow& r = context.r;
+  const int64_t at = (static_cast<int64_t>(context.head) * p.headDim + first + lane / 4) * kStateDim + 2 * (lane % 4);
   if ((r.flags & kToCarry) != 0) {
-    state.write(p.carry + p.carryIndex[row * p.carryIndexStride] * p.carryStride + at);
+    state.write(p.carry + p.carryIndex[context.row * p.carryIndexStride] * p.carryStride + at);
   } else {
     state.write(static_cast<float*>(p.checkpoint.data) + r.slot * p.checkpoint.slotStride + at);
   }

@@ -12,6 +12,7 @@ from trtllm_replayssm.ops._abi.inputs import (
     SsmInputsArgs,
 )
 from trtllm_replayssm.ops._abi.library import Library
+from trtllm_replayssm.ops._abi.prefill import PrefillArgs, PrefillCommitArgs, PrefillFlag
 from trtllm_replayssm.ops._abi.records import (
     ABI_VERSION,
     ERROR_CHARS,
@@ -44,6 +45,9 @@ __all__ = [
     "GatedRmsNormArgs",
     "Kind",
     "Library",
+    "PrefillArgs",
+    "PrefillCommitArgs",
+    "PrefillFlag",
     "RecoveryArgs",
     "ResetSlotsArgs",
     "SsmInputsArgs",

@@ -17,6 +17,7 @@ from trtllm_replayssm.errors import (
 )
 from trtllm_replayssm.ops._abi.conventional import ConventionalArgs, RecoveryArgs
 from trtllm_replayssm.ops._abi.inputs import Conv1dArgs, GatedRmsNormArgs, SsmInputsArgs
+from trtllm_replayssm.ops._abi.prefill import PrefillArgs, PrefillCommitArgs
 from trtllm_replayssm.ops._abi.records import ABI_VERSION, Args, ErrorRecord, Status
 from trtllm_replayssm.ops._abi.slots import ClearStateArgs, ResetSlotsArgs, StateExportArgs, StateImportArgs
 from trtllm_replayssm.ops._abi.update import CommitArgs, UpdateArgs
@@ -67,6 +68,26 @@ class Library:
     def commit(self, args: CommitArgs, stream: int) -> None:
         """Enqueue the cursor commit on `stream`."""
         self._call("rssm_commit", _sized(args), ctypes.c_void_p(stream))
+
+    def prefill_workspace(self, args: PrefillArgs) -> int:
+        """Device bytes `prefill` needs beside the tensors of `args`."""
+        size = ctypes.c_size_t(0)
+        self._call("rssm_prefill_workspace", _sized(args), ctypes.byref(size))
+        return size.value
+
+    def prefill(self, args: PrefillArgs, workspace: int, workspace_bytes: int, stream: int) -> None:
+        """Enqueue the scan of a prompt chunk on `stream`."""
+        self._call(
+            "rssm_prefill",
+            _sized(args),
+            ctypes.c_void_p(workspace),
+            ctypes.c_size_t(workspace_bytes),
+            ctypes.c_void_p(stream),
+        )
+
+    def prefill_commit(self, args: PrefillCommitArgs, stream: int) -> None:
+        """Enqueue the cursor commit after a prompt chunk on `stream`."""
+        self._call("rssm_prefill_commit", _sized(args), ctypes.c_void_p(stream))
 
     def conventional_update(self, args: ConventionalArgs, stream: int) -> None:
         """Enqueue one step of the baseline on `stream`."""
