@@ -153,11 +153,12 @@ struct GdnScan {
 
   __device__ void advance(WarpState<Traits::kStateDim>& state, Rows& u, uint32_t keys, const Record& record) const {
     scaleTokens(u, record.after, lane);
+    constexpr int kSteps = Traits::kStateDim * Parts<Act>::kCount > 256 ? 1 : 2;  // blocks at a time, for registers
 #pragma unroll
-    for (int first = 0; first < kBlocks; first += 2) {  // two blocks at a time, to spare registers
-      uint32_t part[2][3][4];
+    for (int first = 0; first < kBlocks; first += kSteps) {
+      uint32_t part[kSteps][3][4];
 #pragma unroll
-      for (int step = 0; step < 2; ++step) {
+      for (int step = 0; step < kSteps; ++step) {
         splitOperand<3>(part[step], u[2 * (first + step)], u[2 * (first + step) + 1]);
       }
       state.template advance<Act>(first == 0 ? record.total : 1.0f, part, keys + first * 16 * kPitch, lane);
