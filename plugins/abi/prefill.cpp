@@ -4,6 +4,7 @@
 #include <cuda_runtime_api.h>
 
 #include "abi/prefill_checks.h"
+#include "abi/prefill_staged.h"
 #include "kernels/prefill/dispatch.h"
 
 namespace replayssm {
@@ -26,7 +27,6 @@ PrefillParams flatten(const rssm_prefill_args& a, const PrefillSizes& s) {
   p.ringRows = static_cast<int32_t>(s.ringRows);
   p.layer = a.layer;
   p.headOffset = a.head_offset;
-  p.rederives = s.rederives;
   p.slot = static_cast<const int32_t*>(a.slot.data);
   p.slotStride = a.slot.stride[0];
   p.numTokens = static_cast<const int32_t*>(a.num_tokens.data);
@@ -50,20 +50,18 @@ PrefillParams flatten(const rssm_prefill_args& a, const PrefillSizes& s) {
   p.outRowStride = a.out.stride[0];
   p.outTokenStride = a.out.stride[1];
   p.outHeadStride = a.out.stride[2];
-  p.checkpoint = {a.checkpoint.data, nullptr, nullptr, a.checkpoint.stride[0], 0, 0, StateFormat::kFloat32};
+  p.checkpoint = static_cast<float*>(a.checkpoint.data);
+  p.checkpointSlotStride = a.checkpoint.stride[0];
   p.carry = static_cast<float*>(a.carry.data);
   p.carryStride = a.carry.stride[0];
-  const rssm_tensor& recordValue = s.rederives ? a.ring_v : a.ring_value;
-  p.ringValue = recordValue.data;
-  p.ringValueSlotStride = recordValue.stride[0];
+  p.ringValue = a.ring_value.data;
+  p.ringValueSlotStride = a.ring_value.stride[0];
   p.ringKey = a.ring_k.data;
   p.ringKeySlotStride = a.ring_k.stride[0];
   p.ringDt = static_cast<const float*>(a.ring_dt.data);
   p.ringDtSlotStride = a.ring_dt.stride[0];
   p.ringKeyFactor = static_cast<const float*>(a.ring_key_factor.data);
   p.ringKeyFactorSlotStride = a.ring_key_factor.stride[0];
-  p.ringBeta = static_cast<const float*>(a.ring_beta.data);
-  p.ringBetaSlotStride = a.ring_beta.stride[0];
   return p;
 }
 
@@ -71,6 +69,7 @@ struct Plan {
   PrefillParams params;
   const PrefillKernel* kernel;  // null when there is nothing to do
   PrefillLaunch launch;
+  size_t stagedBytes, workspaceBytes;  // the states at the workspace's beginning, and all of it
 };
 
 // Everything both public functions need to know; on failure check.ok() is false.
@@ -85,10 +84,6 @@ Plan plan(const rssm_prefill_args* args, Checker& check) {
   check.range("window", a.window, 1, kMaxWindow);
   check.range("kind", a.kind, RSSM_MAMBA2, RSSM_GDN);
   check.range("flags", a.flags, 0, 0);
-  if (check.ok() && (a.read.data != nullptr || a.checkpoint.dtype != RSSM_FLOAT32)) {
-    check.fail(RSSM_UNSUPPORTED, "checkpoint, read", "expected a float32 checkpoint that serves reads, got %s%s",
-               dtypeName(a.checkpoint.dtype), a.read.data != nullptr ? " and a separate copy" : "");
-  }
   if (!check.ok()) return result;
   const PrefillSizes s = prefillSizes(a);
   checkPrefillInputs(check, a, s);
@@ -117,6 +112,8 @@ Plan plan(const rssm_prefill_args* args, Checker& check) {
   result.launch = result.kernel->plan(p);
   p.splits = result.launch.splits;
   p.stages = result.launch.stages;
+  result.stagedBytes = s.staged ? stagedLayout(p).bytes : 0;
+  result.workspaceBytes = result.stagedBytes + result.launch.recordBytes;
   return result;
 }
 
@@ -129,7 +126,7 @@ rssm_status rssm_prefill_workspace(const rssm_prefill_args* args, size_t* bytes,
   replayssm::Checker check("rssm_prefill_workspace", error);
   const replayssm::Plan plan = replayssm::plan(args, check);
   if (check.ok() && bytes == nullptr) check.fail(RSSM_INVALID_ARGUMENT, "bytes", "expected a pointer, got null");
-  if (check.ok()) *bytes = plan.launch.recordBytes;
+  if (check.ok()) *bytes = plan.workspaceBytes;
   return check.status();
 }
 
@@ -138,14 +135,21 @@ rssm_status rssm_prefill(const rssm_prefill_args* args, void* workspace, size_t 
   replayssm::Checker check("rssm_prefill", error);
   replayssm::Plan plan = replayssm::plan(args, check);
   if (!check.ok() || plan.kernel == nullptr) return check.status();
-  const size_t needed = plan.launch.recordBytes;
+  const size_t needed = plan.workspaceBytes;
   if (needed != 0 && (workspace == nullptr || workspace_bytes < needed)) {
     check.fail(RSSM_WORKSPACE_TOO_SMALL, "workspace", "expected %zu bytes, got %zu at %p", needed, workspace_bytes,
                workspace);
     return check.status();
   }
-  plan.params.records = static_cast<char*>(workspace);
-  cudaError_t code = plan.kernel->launch(plan.params, plan.launch, static_cast<cudaStream_t>(stream));
+  char* const space = static_cast<char*>(workspace);
+  cudaStream_t const on = static_cast<cudaStream_t>(stream);
+  plan.params.records = space + plan.stagedBytes;
+  if (plan.stagedBytes != 0) {
+    const rssm_status status = replayssm::stageStates(*args, plan.params, space, on, error);
+    if (status != RSSM_OK) return status;
+  }
+  const cudaError_t code = plan.kernel->launch(plan.params, plan.launch, on);
   if (code != cudaSuccess) check.fail(RSSM_CUDA_ERROR, "launch", "%s", cudaGetErrorString(code));
-  return check.status();
+  if (!check.ok() || plan.stagedBytes == 0) return check.status();
+  return replayssm::unstageStates(*args, plan.params, space, on, error);
 }

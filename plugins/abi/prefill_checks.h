@@ -2,7 +2,7 @@
 // `value`, `k`, `checkpoint` and `ring_k` fix.
 #pragma once
 
-#include "abi/check.h"
+#include "abi/copies.h"
 #include "kernels/prefill/params.h"
 #include "replayssm/prefill.h"
 
@@ -20,7 +20,7 @@ struct NamedTensor {
 struct PrefillSizes {
   int64_t rows, tokens, heads, headDim, groups, stateDim, slots, ringRows;
   int32_t act;
-  bool gdn, rederives;
+  bool gdn, staged, rederives;  // staged: the pool is not one float32 checkpoint
 };
 
 inline PrefillSizes prefillSizes(const rssm_prefill_args& a) {
@@ -35,7 +35,8 @@ inline PrefillSizes prefillSizes(const rssm_prefill_args& a) {
   s.ringRows = a.ring_k.shape[2];
   s.act = a.value.dtype == RSSM_FLOAT16 ? RSSM_FLOAT16 : RSSM_BFLOAT16;
   s.gdn = a.kind == RSSM_GDN;
-  s.rederives = s.gdn && (a.checkpoint.dtype != RSSM_FLOAT32 || a.read.data != nullptr);
+  s.staged = a.checkpoint.dtype != RSSM_FLOAT32 || a.read.data != nullptr;
+  s.rederives = s.gdn && s.staged;
   return s;
 }
 
@@ -103,9 +104,18 @@ inline void checkPrefillRing(Checker& check, const rssm_prefill_args& a, const P
 }
 
 inline void checkPrefillState(Checker& check, const rssm_prefill_args& a, const PrefillSizes& s) {
-  check.tensor("checkpoint", a.checkpoint, RSSM_FLOAT32, {kAny, s.heads, s.headDim, s.stateDim});
-  check.contiguous("checkpoint", a.checkpoint, 1);
+  checkCopies(check, {a.checkpoint, a.checkpoint_scale, a.read, a.read_scale, a.read_head_scale}, kAny);
+  check.tensor("checkpoint", a.checkpoint, a.checkpoint.dtype, {kAny, s.heads, s.headDim, s.stateDim});
   check.aligned("checkpoint", a.checkpoint);
+  if (a.read.data != nullptr) check.aligned("read", a.read);
+  if (a.checkpoint.dtype != RSSM_FLOAT32) {
+    check.range("layer", a.layer, 0, 65535);
+    check.range("head_offset", a.head_offset, 0, 65535 - s.heads);
+    check.tensor("position", a.position, RSSM_INT32, {s.slots});
+    check.tensor("seed", a.seed, RSSM_INT64, {s.slots});
+    check.contiguous("position", a.position, 0);
+    check.contiguous("seed", a.seed, 0);
+  }
   if (a.carry.data == nullptr) return;
   check.tensor("carry", a.carry, RSSM_FLOAT32, {kAny, s.heads, s.headDim, s.stateDim});
   check.contiguous("carry", a.carry, 1);

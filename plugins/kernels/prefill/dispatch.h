@@ -36,6 +36,8 @@ const PrefillKernel* findPrefill(PrefillFamily family, PrefillActivation act, co
 // One line per built combination.
 const char* supportedPrefills();
 
+cudaError_t launchStagedRows(const PrefillParams& p, const StagedRows& rows, cudaStream_t stream);
+
 struct PrefillCommitParams {
   int32_t rows, maxTokens;
   const int32_t* slot;

@@ -5,8 +5,8 @@
 //   S <- exp(sum g) S + sum_j exp(sum_{i>j} g_i) u_j k_j^T
 //
 // A warp keeps 16 rows of the state and all that follows from them in registers; it shares only inputs with other
-// warps. What enters the state is split into three parts, exact to 2^-24; outputs use two. Committed records are chunks
-// without outputs: their corrections come from the ring, or are made anew where the pool re-derives.
+// warps. What enters the state is split into three parts, exact to 2^-24; outputs use two. Committed records are a chunk
+// without outputs, whose corrections come from the ring.
 #pragma once
 
 #include "gdn_record.cuh"
@@ -68,7 +68,6 @@ struct GdnScan {
   }
 
   // recalled += S k, out += S q for all tokens of the chunk.
-  template <bool kOutputs>
   __device__ void readOut(Rows& recalled, Rows& out, const WarpState<Traits::kStateDim>& state, uint32_t keys) const {
     const uint32_t k = keys + columnsFirst(kPitch, lane), q = k + Traits::kQueriesOffset;
     state.template operands<3>([&](int step, const uint32_t (&part)[3][4]) {
@@ -81,13 +80,11 @@ struct GdnScan {
           uint32_t raw[4];
           loadTiles(raw, k + (b + i) * 16 * kPitch + step * 32);
           splitActivations<Act>(key[i], raw);
-          if (kOutputs) {
-            loadTiles(raw, q + (b + i) * 16 * kPitch + step * 32);
-            splitActivations<Act>(query[i], raw);
-          }
+          loadTiles(raw, q + (b + i) * 16 * kPitch + step * 32);
+          splitActivations<Act>(query[i], raw);
         }
         addProducts<3>(&recalled[2 * b], part, key);
-        if (kOutputs) addProducts<2>(&out[2 * b], part, query);
+        addProducts<2>(&out[2 * b], part, query);
       }
     });
   }
@@ -165,7 +162,6 @@ struct GdnScan {
     }
   }
 
-  template <bool kOutputs>
   __device__ void useTokens(WarpState<Traits::kStateDim>& state, char* at, const Chunk& c) const {
     const Record& record = *reinterpret_cast<const Record*>(at + Traits::kRecordOffset);
     const uint32_t keys = sharedAddress(at);
@@ -175,19 +171,17 @@ struct GdnScan {
       Rows out = {};
       {
         Rows known = {};
-        readOut<kOutputs>(known, out, state, keys);
+        readOut(known, out, state, keys);
         differences(known, v, record);
         corrections(u, known, record);
       }
-      if constexpr (kOutputs) {
-        scaleTokens(out, record.query, lane);
-        addCorrections(out, u, record);
-        __syncwarp();  // the warp's columns of v make room for its outputs
-        storePacked<Act>(out, v, Traits::kValuePitch);
-        __syncwarp();
-        storeOutputs<kChunk>(p, v - columnsFirst(Traits::kValuePitch, lane), Traits::kValuePitch, context(),
-                             context().rowsBegin + warp * 16, c, lane);
-      }
+      scaleTokens(out, record.query, lane);
+      addCorrections(out, u, record);
+      __syncwarp();  // the warp's columns of v make room for its outputs
+      storePacked<Act>(out, v, Traits::kValuePitch);
+      __syncwarp();
+      storeOutputs<kChunk>(p, v - columnsFirst(Traits::kValuePitch, lane), Traits::kValuePitch, context(),
+                           context().rowsBegin + warp * 16, c, lane);
     }
     advance(state, u, keys, record);
   }
@@ -227,9 +221,7 @@ struct GdnScan {
       if (!last(i) && p.stages == 2) renewed().loadChunk(i + 1);
       const Chunk c = Chunk::make(context().r, i, kChunk);
       if (!c.pending) {
-        renewed().template useTokens<true>(state, stage(i), c);
-      } else if (p.rederives) {
-        renewed().template useTokens<false>(state, stage(i), c);
+        renewed().useTokens(state, stage(i), c);
       } else {
         renewed().useRecords(state, stage(i));
       }

@@ -119,7 +119,7 @@ struct GdnChunk {
     } else if (lane < kBlockTokens) {
       const ChunkInput factor = input(0, kKeyFactors);
       keyFactor()[token] = token < c.count ? factor.scalar(token) : 0.0f;
-      queryFactor()[token] = 0.0f;
+      queryFactor()[token] = 0.0f;  // there are none
     }
   }
 
@@ -252,13 +252,9 @@ struct GdnChunk {
     __syncthreads();
     keyFactors();
     Products keys, queries;
-    const bool corrections = !c.pending || p.rederives;  // else the ring has them
-    if (corrections) products(keys, 0);
-    if (!c.pending) {
+    if (!c.pending) {  // of committed records the ring has the corrections
+      products(keys, 0);
       products(queries, Traits::kTileBytes);
-    } else {
-#pragma unroll
-      for (int e = 0; e < 8 * kBlocks; ++e) queries[e / 8][e / 4 % 2][e % 4] = 0.0f;
     }
 #pragma unroll 1
     for (int head = 0; head < p.headsPerGroup; head += kHeadsAtOnce) {
@@ -270,9 +266,9 @@ struct GdnChunk {
       __syncthreads();
       for (int which = 0; which < heads; ++which) {
         writeVectors(which);
-        if (corrections) writeLower(which, keys, queries);
+        if (!c.pending) writeLower(which, keys, queries);
       }
-      if (!corrections) continue;
+      if (c.pending) continue;
       __syncthreads();
       invert(heads);
       __syncthreads();

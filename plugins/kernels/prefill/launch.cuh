@@ -16,7 +16,6 @@ constexpr int kFewestWarps = 2;
 // With few sequences a head's rows go to several multiprocessors; each then makes the scores anew.
 inline int chooseSplits(const PrefillParams& p) {
   const int slabs = p.headDim / 16;
-  if (p.read.data != nullptr && p.read.format == StateFormat::kE2m1) return 1;  // its scale needs the whole head
   int best = 1;
   for (int splits = 2; slabs / splits >= kFewestWarps; ++splits) {
     if (slabs % splits != 0) continue;

@@ -12,17 +12,6 @@ struct PromptTensor {
   int64_t rowStride, tokenStride, headStride;
 };
 
-enum class StateFormat : int32_t { kFloat32, kFloat16, kE4m3, kE2m1 };
-
-// One copy of the states [S, H, P, N], all but the slot axis contiguous. Scales as prefill.h lays them out.
-struct StateCopy {
-  void* data;  // null: there is no such copy
-  void* scale;
-  float* headScale;
-  int64_t slotStride, scaleSlotStride, headScaleSlotStride;
-  StateFormat format;
-};
-
 struct PrefillParams {
   int32_t rows, tokens, heads, groups, headsPerGroup;  // B, T, H, G, H / G
   int32_t headDim, stateDim;                           // P, N
@@ -31,7 +20,6 @@ struct PrefillParams {
   int32_t multiprocessors;
   int32_t splits;  // CTAs that share a head's state rows
   int32_t stages;  // chunks of inputs in shared memory, 1 or 2
-  bool rederives;  // GDN: pending records carry v and beta, corrections are derived anew
 
   const int32_t* slot;  // [B], -1 = padding
   int64_t slotStride;
@@ -55,11 +43,13 @@ struct PrefillParams {
   void* out;           // act [B, T, H, P]
   int64_t outRowStride, outTokenStride, outHeadStride;
 
-  StateCopy checkpoint, read;
+  float* checkpoint;  // [S, H, P, N], all but the slot axis contiguous
+  int64_t checkpointSlotStride;
   float* carry;  // [K, H, P, N] or null
   int64_t carryStride;
+  float* staged;  // [B, H, P, N] in place of the checkpoint, records already applied, or null
 
-  const void* ringValue;  // [S, H, C, P], all but the slot axis contiguous; what a pending record's value is
+  const void* ringValue;  // [S, H, C, P], all but the slot axis contiguous; Mamba-2 x in act, GDN u in float16
   int64_t ringValueSlotStride;
   const void* ringKey;  // [S, G, C, N], likewise
   int64_t ringKeySlotStride;
@@ -67,10 +57,17 @@ struct PrefillParams {
   int64_t ringDtSlotStride;
   const float* ringKeyFactor;  // [S, G, C], likewise; GDN
   int64_t ringKeyFactorSlotStride;
-  const float* ringBeta;  // [S, H, C], likewise; GDN that re-derives
-  int64_t ringBetaSlotStride;
 
   char* records;  // GDN: what the first kernel leaves to the second, see gdn_record.cuh
+};
+
+// What state export and import need to know of each row, [B]: the slot a staged state is read from and written to (-1:
+// none), the tokens it has absorbed at the end, and the request's seed.
+struct StagedRows {
+  int32_t* source;
+  int32_t* target;
+  int32_t* position;
+  int64_t* seed;
 };
 
 }  // namespace replayssm

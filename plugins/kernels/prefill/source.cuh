@@ -37,7 +37,7 @@ struct PromptRow {
       return r;
     }
     r.flags = p.rowFlags == nullptr ? 0 : p.rowFlags[row * p.rowFlagsStride];
-    if ((r.flags & (kFromZero | kFromCarry)) == 0) {
+    if ((r.flags & (kFromZero | kFromCarry)) == 0 && p.staged == nullptr) {
       r.origin = p.origin[r.slot];
       r.pending = min(max(p.pending[r.slot], 0), p.window);
     }
@@ -111,7 +111,6 @@ struct HeadContext {
       return;
     }
     prompt[kRates] = Input::prompt(p.beta, row, head, 4);
-    record[kRates] = Input::record(p.ringBeta, p.ringBetaSlotStride, r.slot, head, p.ringRows, 1, 4);
     record[kKeyFactors] = Input::record(p.ringKeyFactor, p.ringKeyFactorSlotStride, r.slot, group, p.ringRows, 1, 4);
   }
 };

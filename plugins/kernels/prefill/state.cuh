@@ -95,12 +95,14 @@ __device__ __forceinline__ void readState(WarpState<kStateDim>& state, const Pre
     state.zero();
   } else if ((r.flags & kFromCarry) != 0) {
     state.read(p.carry + p.carryIndex[context.row * p.carryIndexStride] * p.carryStride + at);
+  } else if (p.staged != nullptr) {
+    state.read(p.staged + static_cast<int64_t>(context.row) * p.heads * p.headDim * kStateDim + at);
   } else {
-    state.read(static_cast<const float*>(p.checkpoint.data) + r.slot * p.checkpoint.slotStride + at);
+    state.read(p.checkpoint + r.slot * p.checkpointSlotStride + at);
   }
 }
 
-// The state after the last chunk: into the carry, or into the checkpoint.
+// The state after the last chunk.
 template <int kStateDim>
 __device__ __forceinline__ void writeState(const WarpState<kStateDim>& state, const PrefillParams& p,
                                            const HeadContext& context, int first, int lane) {
@@ -108,8 +110,10 @@ __device__ __forceinline__ void writeState(const WarpState<kStateDim>& state, co
   const int64_t at = (static_cast<int64_t>(context.head) * p.headDim + first + lane / 4) * kStateDim + 2 * (lane % 4);
   if ((r.flags & kToCarry) != 0) {
     state.write(p.carry + p.carryIndex[context.row * p.carryIndexStride] * p.carryStride + at);
+  } else if (p.staged != nullptr) {
+    state.write(p.staged + static_cast<int64_t>(context.row) * p.heads * p.headDim * kStateDim + at);
   } else {
-    state.write(static_cast<float*>(p.checkpoint.data) + r.slot * p.checkpoint.slotStride + at);
+    state.write(p.checkpoint + r.slot * p.checkpointSlotStride + at);
   }
 }
 
