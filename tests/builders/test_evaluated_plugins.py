@@ -16,7 +16,7 @@ from tests.builders.bundles import evaluated_session, trace_networks
 from tests.builders.quantised import mixed_checkpoint
 from tests.builders.test_evaluated_sessions import assert_close, drive
 from tests.session.sessions import states
-from tests.tolerance import REPLAY_LOGIT_NOISE
+from tests.tolerance import CORRECTION_LOGIT_NOISE, LOGIT_NOISE, REPLAY_LOGIT_NOISE
 from trtllm_replayssm.builders.flavour import FlavourName
 from trtllm_replayssm.builders.options import BuildOptions
 from trtllm_replayssm.builders.parameters import CheckpointParameters
@@ -54,7 +54,9 @@ def test_plugin_layers_get_what_they_need(name: str, read: StateFormat | None, t
         theirs = TorchSession.from_checkpoint(
             checkpoint, replay, PoolConfig(slots=4, max_seq_len=160, activation=FLOAT32)
         )
-        assert_close(drive(ours), drive(theirs))
+        # a sum in another order moves a few values of a low-precision copy to the next code
+        noise = (LOGIT_NOISE, REPLAY_LOGIT_NOISE) if read is None else CORRECTION_LOGIT_NOISE
+        assert_close(drive(ours), drive(theirs), noise)
         ours._weights = theirs._weights  # what `states` folds with: these engines hold the vectors themselves
         pairs = [(ours.cursors(s), theirs.cursors(s), states(ours, s), states(theirs, s)) for s in (1, 2)]
     for our_cursors, their_cursors, our_states, their_states in pairs:
