@@ -19,10 +19,12 @@ import pytest
 import uvicorn
 
 from tests.runtime.harness import Bench, bench
-from tests.server.harness import NAME, client_of
+from tests.server.harness import NAME, client_of, service
 from tests.server.scripted import byte_tokenizer, serving
+from trtllm_replayssm.runtime.llm import LLM
 from trtllm_replayssm.runtime.server.serve import uvicorn_config
 from trtllm_replayssm.runtime.server.service import Service
+from trtllm_replayssm.runtime.text.chat_template import ChatTemplate
 
 STALL_SECONDS = 0.25
 BODY_BYTES = 4 << 20
@@ -146,8 +148,14 @@ def measured(server: Service, path: str, data: bytes) -> tuple[httpx.Response, f
         gc.unfreeze()
 
 
-@pytest.mark.parametrize("max_seq_len", [4096, 1 << 18])
-@pytest.mark.parametrize("shape", SHAPES)
+# Shapes whose bounds grow with max_seq_len are sent to a server of long sequences as well.
+LONG_SHAPES = (
+    "prompt of ids", "prompt of ids that do not exist", "prompt of ids, cut", "prompts of ids", "one long prompt",
+    "one long word", "one long prompt, cut", "one long message", "long input", "text to tokenize", "tokens",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("shape", "max_seq_len"), [(s, 4096) for s in SHAPES] + [(s, 1 << 18) for s in LONG_SHAPES])
 def test_no_body_holds_the_event_loop(shape: str, max_seq_len: int) -> None:
     path, make = SHAPES[shape]
     data = make().encode()
@@ -186,6 +194,25 @@ def test_a_body_in_chunks_of_one_byte_does_not_hold_the_event_loop() -> None:
 
         stall = asyncio.run(talk())
     assert answers[0].startswith(b"HTTP/1.1 400") and stall < STALL_SECONDS, f"{stall:.2f} s"
+
+
+def test_a_template_that_does_not_end_holds_neither_the_loop_nor_other_work() -> None:
+    endless = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    body = {"model": NAME, "messages": [json.loads(MESSAGE)]}
+    with LLM.from_engine(machine(4096).engine) as llm:
+        server = service(llm, ChatTemplate(endless, seconds=1.0))
+
+        async def talk() -> float:
+            async with client_of(server) as client, Heart() as heart:
+                chats = [asyncio.ensure_future(client.post(CHAT, json=body)) for _ in range(2)]
+                await asyncio.sleep(0.1)
+                other = await client.post("/tokenize", json={"prompt": "ab" * 10_000})
+                assert other.status_code == 200 and not any(chat.done() for chat in chats)
+                for chat in chats:
+                    assert "within 1 s" in (await chat).json()["error"]["message"]
+                return heart.longest
+
+        assert asyncio.run(talk()) < STALL_SECONDS
 
 
 @pytest.mark.parametrize("stream", [False, True])
