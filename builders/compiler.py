@@ -37,7 +37,8 @@ class Compiler:
         self._messages: list[tuple[str, str]] = []
         self._logger = _logger(flavour.trt, self._messages)
         self._builder = flavour.trt.Builder(self._logger)
-        self._monitor = _monitor(flavour.trt, tick)
+        self._stopped: list[BaseException] = []
+        self._monitor = _monitor(flavour.trt, tick, self._stopped)
 
     def new_network(self) -> Network:
         """An empty network."""
@@ -47,10 +48,13 @@ class Compiler:
         """Write the segment's engine to `path`. Raises DeviceError with the library's own words when it refuses."""
         began = time.monotonic()
         self._messages.clear()
+        self._stopped.clear()
         config = self._config(segment)
         with path.open("wb") as stream:
             writer = _writer(self._flavour.trt, stream)
             done = self._builder.build_serialized_network_to_stream(segment.network.definition, config, writer)
+        if self._stopped:
+            raise self._stopped[0]
         if not done:
             raise DeviceError(
                 "build", segment.label, expected=f"an engine for {self._flavour.target}", got=self._complaint()
@@ -103,22 +107,30 @@ def _logger(trt: Any, messages: list[tuple[str, str]]) -> Any:
     return Logger()
 
 
-def _monitor(trt: Any, tick: Callable[[], None]) -> Any:
+def _monitor(trt: Any, tick: Callable[[], None], stopped: list[BaseException]) -> Any:
+    def goes_on() -> bool:
+        """Pass a step on. An exception cannot cross the library: it waits in `stopped`, and the build is called off."""
+        try:
+            if not stopped:
+                tick()
+        except BaseException as error:
+            stopped.append(error)
+        return not stopped
+
     class Monitor(trt.IProgressMonitor):  # type: ignore[misc]
-        """Passes the library's steps on. The library asks whether to go on; an exception cannot cross it."""
+        """Passes the library's steps on; the library asks after each whether to go on."""
 
         def __init__(self) -> None:
             trt.IProgressMonitor.__init__(self)
 
         def phase_start(self, name: str, parent: str | None, steps: int) -> None:
-            tick()
+            goes_on()
 
         def step_complete(self, name: str, step: int) -> bool:
-            tick()
-            return True
+            return goes_on()
 
         def phase_finish(self, name: str) -> None:
-            tick()
+            goes_on()
 
     return Monitor()
 

@@ -89,7 +89,7 @@ def test_memory_is_bounded_by_the_largest_engine(tmp_path: Path) -> None:
     """The whole vocabulary of Super: two engines of a gigabyte each, in a process of their own."""
     command = [
         sys.executable, "-m", "trtllm_replayssm", "build", "--preset", SUPER, "--random-weights", "--layers", "0-0",
-        "--no-mtp", "--engines-only", "--target", "12.0", "--json", str(tmp_path / "bundle"),
+        "--no-mtp", "--engines-only", "--target", "12.0", "--json", "--output", str(tmp_path / "bundle"),
     ]  # fmt: skip
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)

@@ -30,7 +30,10 @@ def add_command(commands: Any) -> None:
         epilog=f"Presets: {', '.join(preset_names())}",
     )
     parser.add_argument("checkpoint", nargs="?", help="a checkpoint directory (or give --preset)")
-    parser.add_argument("output", help="new or empty directory; appears complete or not at all")
+    parser.add_argument(
+        "--output", "--output-dir", "-o", required=True, metavar="DIR",
+        help="new or empty directory; appears complete or not at all",
+    )  # fmt: skip
     parser.add_argument("--preset", metavar="NAME", help="a public geometry instead of a checkpoint")
     parser.add_argument("--random-weights", action="store_true", help="needed with --preset, which brings no weights")
     parser.add_argument("--layers", metavar="A-B", help="with --preset: only these layers, both ends kept")
