@@ -10,7 +10,8 @@ namespace {
 
 constexpr int kPiece = 8;  // channels of one 16-byte access
 constexpr int64_t kMaxChannels = 1 << 24;
-constexpr int64_t kMaxItems = int64_t{1} << 31;  // B * T * groups: a grid's first axis
+constexpr int64_t kMaxPlaces = INT32_MAX;  // B * T lies along a grid's first axis
+constexpr int64_t kMaxGroups = 65535;      // groups along its second
 
 void checkNorm(Checker& check, const rssm_gated_rms_norm_args& a) {
   const int32_t act = a.x.dtype == RSSM_FLOAT16 ? RSSM_FLOAT16 : RSSM_BFLOAT16;
@@ -19,7 +20,7 @@ void checkNorm(Checker& check, const rssm_gated_rms_norm_args& a) {
   check.tensor("x", a.x, act, {kAny, kAny, kAny});
   if (!check.ok()) return;
   check.range("x: D", x[2], 1, kMaxChannels);
-  check.range("groups", a.groups, 1, x[2]);
+  check.range("groups", a.groups, 1, x[2] < kMaxGroups ? x[2] : kMaxGroups);
   check.tensor("gate", a.gate, act, {x[0], x[1], x[2]});
   check.tensor("out", a.out, act, {x[0], x[1], x[2]});
   check.contiguous("x", a.x, 2);
@@ -35,13 +36,25 @@ void checkNorm(Checker& check, const rssm_gated_rms_norm_args& a) {
   if (check.ok() && !(a.eps >= 0.0f)) {
     check.fail(RSSM_INVALID_ARGUMENT, "eps", "expected a number >= 0, got %g", static_cast<double>(a.eps));
   }
-  if (check.ok() && x[0] > 0 && x[1] > 0) check.range("x: B T", x[0], 0, kMaxItems / x[1] / a.groups);
+  if (check.ok() && x[1] > 0) check.range("x: B", x[0], 0, kMaxPlaces / x[1]);
 }
 
+// Whether rows and tokens of all three tensors lie evenly in memory, as B * T rows.
+bool isEven(const rssm_gated_rms_norm_args& a) {
+  for (const rssm_tensor* t : {&a.x, &a.gate, &a.out}) {
+    if (t->shape[0] > 1 && t->shape[1] > 1 && t->stride[0] != t->shape[1] * t->stride[1]) return false;
+  }
+  return true;
+}
+
+// Of neighbouring places where tensors are even; the axis that has more than one place knows it.
+int64_t placeStride(const rssm_tensor& t) { return t.shape[1] > 1 ? t.stride[1] : t.stride[0]; }
+
 GatedNormParams flatten(const rssm_gated_rms_norm_args& a) {
+  const bool even = isEven(a);
   GatedNormParams p{};
-  p.items = a.x.shape[0] * a.x.shape[1] * a.groups;
-  p.tokens = static_cast<int32_t>(a.x.shape[1]);
+  p.places = a.x.shape[0] * a.x.shape[1];
+  p.tokens = even ? 1 : static_cast<int32_t>(a.x.shape[1]);
   p.groups = a.groups;
   p.size = static_cast<int32_t>(a.x.shape[2] / a.groups);
   p.gateFirst = a.gate_first != 0;
@@ -50,14 +63,14 @@ GatedNormParams flatten(const rssm_gated_rms_norm_args& a) {
   p.wide = p.size % kPiece == 0 && areAligned({&a.x, &a.gate, &a.out, &a.weight}, 16);
   p.programmaticLaunch = (a.flags & RSSM_NORM_PROGRAMMATIC_LAUNCH) != 0;
   p.x = a.x.data;
-  p.xRowStride = a.x.stride[0];
+  p.xRowStride = even ? placeStride(a.x) : a.x.stride[0];
   p.xTokenStride = a.x.stride[1];
   p.gate = a.gate.data;
-  p.gateRowStride = a.gate.stride[0];
+  p.gateRowStride = even ? placeStride(a.gate) : a.gate.stride[0];
   p.gateTokenStride = a.gate.stride[1];
   p.weight = static_cast<const float*>(a.weight.data);
   p.out = a.out.data;
-  p.outRowStride = a.out.stride[0];
+  p.outRowStride = even ? placeStride(a.out) : a.out.stride[0];
   p.outTokenStride = a.out.stride[1];
   return p;
 }
@@ -74,9 +87,14 @@ rssm_status rssm_gated_rms_norm(const rssm_gated_rms_norm_args* args, void* stre
   check.header(args->struct_size, sizeof(rssm_gated_rms_norm_args), args->abi_version);
   if (check.ok()) replayssm::checkNorm(check, *args);
   if (!check.ok()) return check.status();
-  const replayssm::GatedNormParams p = replayssm::flatten(*args);
-  if (p.items == 0) return check.status();
-  cudaError_t code = replayssm::launchGatedNorm(p, static_cast<cudaStream_t>(stream));
+  replayssm::GatedNormParams p = replayssm::flatten(*args);
+  if (p.places == 0) return check.status();
+  int device = 0;
+  cudaError_t code = cudaGetDevice(&device);
+  if (code == cudaSuccess) {
+    code = cudaDeviceGetAttribute(&p.multiprocessors, cudaDevAttrMultiProcessorCount, device);
+  }
+  if (code == cudaSuccess) code = replayssm::launchGatedNorm(p, static_cast<cudaStream_t>(stream));
   if (code != cudaSuccess) check.fail(RSSM_CUDA_ERROR, "launch", "%s", cudaGetErrorString(code));
   return check.status();
 }

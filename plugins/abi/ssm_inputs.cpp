@@ -31,6 +31,7 @@ void checkConv(Checker& check, const rssm_conv1d_args& a, bool prompt) {
   check.tensor("num_tokens", a.num_tokens, RSSM_INT32, {x[0]});
   check.tensor("position", a.position, RSSM_INT32, {kAny});
   check.contiguous("position", a.position, 0);
+  check.range("position: S", a.position.shape[0], x[0] > 0 ? 1 : 0, INT32_MAX);
   check.tensor("weight", a.weight, RSSM_FLOAT32, {x[2], kAny});
   check.contiguous("weight", a.weight, 0);
   if (!check.ok()) return;

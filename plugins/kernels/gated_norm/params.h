@@ -8,8 +8,9 @@
 namespace replayssm {
 
 struct GatedNormParams {
-  int64_t items;                 // B * T * groups
-  int32_t tokens, groups, size;  // T, groups, channels of a group
+  int64_t places;                // B * T
+  int32_t tokens, groups, size;  // T (1 where B and T lie evenly in memory), groups, channels of a group
+  int32_t multiprocessors;
   bool gateFirst;
   float eps;
   bool float16;  // activations; else bfloat16

@@ -2,7 +2,8 @@
 //
 // A thread owns kVector channels of up to kTokenTile tokens of a few rows; it alone touches its channels of a row's
 // window, so reading the taps and writing the new inputs need no barrier. A token's sum runs over the taps in one fixed
-// order whatever the split of the tokens into calls and tiles.
+// order whatever the split of the tokens into calls and tiles. A step is a chain of dependent loads (slot, position,
+// taps), so a thread loads all its rows before it computes the first.
 #pragma once
 
 #include "kernels/common/programmatic.cuh"
@@ -12,17 +13,29 @@
 namespace replayssm {
 
 constexpr int kInputThreads = 128;
-constexpr int kTokenStep = 4;  // tokens loaded at once
 
-// A row of the step: its slot, the tokens that exist, the position of the first.
+// A row of the step: its slot, the tokens that exist, the position of the first (of slot 0 where there is none).
 struct InputRow {
   int slot, tokens, position;
 };
 
-__device__ __forceinline__ InputRow inputRow(const SsmInputsParams& p, int row) {
-  int slot = p.slot[row * p.slotStride];
-  int tokens = slot < 0 ? 0 : min(max(p.numTokens[row * p.numTokensStride], 0), p.tokens);
-  return {slot, tokens, tokens > 0 ? p.position[slot] : 0};
+// Rows from `first` on; none where they end. No branches: each row's loads would wait for those of the row before.
+template <int kRows>
+__device__ __forceinline__ void inputRows(const SsmInputsParams& p, int first, InputRow (&rows)[kRows]) {
+  int tokens[kRows];
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    const int row = min(first + r, p.rows - 1);
+    rows[r].slot = p.slot[row * p.slotStride];
+    tokens[r] = p.numTokens[row * p.numTokensStride];
+  }
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    const bool live = rows[r].slot >= 0 && first + r < p.rows;
+    rows[r].slot = max(rows[r].slot, 0);
+    rows[r].position = p.position[rows[r].slot];
+    rows[r].tokens = live ? min(max(tokens[r], 0), p.tokens) : 0;
+  }
 }
 
 // Taps of kVector channels, the oldest first; taps the kernel holds beyond the model's are zero.
@@ -54,10 +67,12 @@ struct Filter {
   }
 };
 
-template <class Act, int kTaps, int kVector, bool kPrompt>
+// kStep: tokens loaded at once. kRows: rows loaded at once; kPrompt: a chunk of a prompt, one row.
+template <class Act, int kTaps, int kVector, int kStep, int kRows, bool kPrompt>
 struct ConvolutionThread {
   using Word = Packed<kVector>;
   static constexpr int kHistory = kTaps - 1;
+  static_assert(!kPrompt || kRows == 1, "tiles of a prompt belong to one row");
 
   const SsmInputsParams& p;
   const int channel;
@@ -74,72 +89,116 @@ struct ConvolutionThread {
     uint16_t* at = static_cast<uint16_t*>(p.out) + row * p.outRowStride + token * p.outTokenStride;
     return reinterpret_cast<Word*>(at + channel);
   }
-  __device__ __forceinline__ Word* windowRow(int slot, int ringRow) const {
+  // Ring row `ahead` (of either sign) rows from `base`, which is within the ring; |ahead| is smaller than the ring.
+  __device__ __forceinline__ Word* windowRow(int slot, int base, int ahead) const {
+    int ringRow = base + ahead;
+    ringRow += ringRow < 0 ? p.ringRows : ringRow >= p.ringRows ? -p.ringRows : 0;
     uint16_t* at = static_cast<uint16_t*>(p.window) + slot * p.windowSlotStride;
     return reinterpret_cast<Word*>(at + static_cast<int64_t>(ringRow) * p.channels + channel);
   }
+  __device__ __forceinline__ int ringBase(const InputRow& info) const {
+    return static_cast<int>(static_cast<uint32_t>(info.position) % static_cast<uint32_t>(p.ringRows));
+  }
 
   // The inputs before token `first`: from the window, or from the chunk itself behind its first tile.
-  __device__ __forceinline__ void history(const InputRow& info, int row, int first,
-                                          float (&sequence)[kHistory + kTokenStep][kVector]) const {
+  __device__ __forceinline__ void loadHistory(const InputRow& info, int row, int base, int first,
+                                              Word (&words)[kHistory]) const {
 #pragma unroll
     for (int j = 0; j < kHistory; ++j) {
-      Word word{};
       const int back = kHistory - j;
-      if (back < p.taps) {
-        if (first > 0) {
-          word = *input(row, first - back);
-        } else if (info.position >= back) {
-          word = *windowRow(info.slot, (info.position - back) % p.ringRows);
-        }
+      const bool wanted = info.tokens > first && back < p.taps;
+      if (kPrompt && first > 0) {
+        words[j] = loadIf(wanted, input(row, first - back));
+      } else {
+        words[j] = loadIf(wanted && info.position >= back, windowRow(info.slot, base, -back));
       }
-      unpack<Act>(word, sequence[j]);
     }
   }
 
-  // Tokens first..end-1 of a row that exist.
-  __device__ __forceinline__ void convolve(const InputRow& info, int row, int first, int end) const {
-    float sequence[kHistory + kTokenStep][kVector];
-    history(info, row, first, sequence);
+  __device__ __forceinline__ void loadTokens(int row, int token, int end, Word (&words)[kStep]) const {
+#pragma unroll
+    for (int s = 0; s < kStep; ++s) words[s] = loadIf(token + s < end, input(row, token + s));
+  }
+
+  __device__ __forceinline__ Word outputOf(const float (&sequence)[kHistory + kStep][kVector], int s) const {
+    float result[kVector];
+#pragma unroll
+    for (int v = 0; v < kVector; ++v) {
+      float sum = filter.weight[0][v] * sequence[s][v];
+#pragma unroll
+      for (int j = 1; j < kTaps; ++j) sum = fmaf(filter.weight[j][v], sequence[s + j][v], sum);
+      result[v] = siluFast(sum + filter.bias[v]);
+    }
+    return pack<Act>(result);
+  }
+
+  // Tokens first..end-1 of a row; the inputs before them and the first kStep of them are loaded.
+  __device__ __forceinline__ void convolve(const InputRow& info, int row, int base, int first, int end,
+                                           const Word (&history)[kHistory], Word (&fresh)[kStep]) const {
+    float sequence[kHistory + kStep][kVector];
+#pragma unroll
+    for (int j = 0; j < kHistory; ++j) unpack<Act>(history[j], sequence[j]);
+    if constexpr (kStep == 1) {  // the step has one token
+      unpack<Act>(fresh[0], sequence[kHistory]);
+      *output(row, 0) = outputOf(sequence, 0);
+      *windowRow(info.slot, base, 0) = fresh[0];
+    } else {
 #pragma unroll 1
-    for (int token = first; token < end; token += kTokenStep) {
-      Word fresh[kTokenStep];
+      for (int token = first; token < end; token += kStep) {
+        if (token > first) loadTokens(row, token, end, fresh);
 #pragma unroll
-      for (int s = 0; s < kTokenStep; ++s) fresh[s] = token + s < end ? *input(row, token + s) : Word{};
+        for (int s = 0; s < kStep; ++s) unpack<Act>(fresh[s], sequence[kHistory + s]);
 #pragma unroll
-      for (int s = 0; s < kTokenStep; ++s) unpack<Act>(fresh[s], sequence[kHistory + s]);
-#pragma unroll
-      for (int s = 0; s < kTokenStep; ++s) {
-        if (token + s >= end) break;
-        float result[kVector];
-#pragma unroll
-        for (int v = 0; v < kVector; ++v) {
-          float sum = filter.weight[0][v] * sequence[s][v];
-#pragma unroll
-          for (int j = 1; j < kTaps; ++j) sum = fmaf(filter.weight[j][v], sequence[s + j][v], sum);
-          result[v] = siluFast(sum + filter.bias[v]);
+        for (int s = 0; s < kStep; ++s) {
+          if (token + s >= end) break;
+          *output(row, token + s) = outputOf(sequence, s);
+          if (!kPrompt) *windowRow(info.slot, base, token + s) = fresh[s];
         }
-        *output(row, token + s) = pack<Act>(result);
-        if (!kPrompt) *windowRow(info.slot, (info.position + token + s) % p.ringRows) = fresh[s];
-      }
 #pragma unroll
-      for (int j = 0; j < kHistory; ++j) {
+        for (int j = 0; j < kHistory; ++j) {
 #pragma unroll
-        for (int v = 0; v < kVector; ++v) sequence[j][v] = sequence[j + kTokenStep][v];
+          for (int v = 0; v < kVector; ++v) sequence[j][v] = sequence[j + kStep][v];
+        }
       }
     }
   }
 
-  __device__ __forceinline__ void run(const InputRow& info, int row, int first) const {
+  // The newest inputs of a chunk into the window.
+  __device__ __forceinline__ void keepPrompt(const InputRow& info, int row) const {
+    const int oldest = max(info.tokens - p.ringRows, 0);
+    int ringRow = static_cast<int>((static_cast<uint32_t>(info.position) + static_cast<uint32_t>(oldest)) %
+                                   static_cast<uint32_t>(p.ringRows));
+#pragma unroll 4
+    for (int token = oldest; token < info.tokens; ++token) {
+      *windowRow(info.slot, ringRow, 0) = *input(row, token);
+      if (++ringRow == p.ringRows) ringRow = 0;
+    }
+  }
+
+  // Rows firstRow.. of the step, or the tile of tokens from `first` on of one row of a prompt.
+  __device__ __forceinline__ void run(int firstRow, int first) const {
     const int last = min(first + kTokenTile, p.tokens);
-    const int end = min(last, info.tokens);
-    if (end > first) convolve(info, row, first, end);
-    for (int token = max(end, first); token < last; ++token) *output(row, token) = Word{};
-    if (kPrompt && first == 0) {
+    InputRow info[kRows];
+    int base[kRows];
+    Word history[kRows][kHistory], fresh[kRows][kStep];
+    inputRows(p, firstRow, info);
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) loadTokens(firstRow + r, first, min(last, info[r].tokens), fresh[r]);
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      base[r] = ringBase(info[r]);
+      loadHistory(info[r], firstRow + r, base[r], first, history[r]);
+    }
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      const int row = firstRow + r;
+      if (row >= p.rows) break;
+      const int end = min(last, info[r].tokens);
+      if (end > first) convolve(info[r], row, base[r], first, end, history[r], fresh[r]);
+#pragma unroll 1
+      for (int token = max(end, first); token < last; ++token) *output(row, token) = Word{};
       // HAZARD: the first tile alone reads the window, so it alone may write it, and only now.
-      for (int token = max(info.tokens - p.ringRows, 0); token < info.tokens; ++token) {
-        *windowRow(info.slot, (info.position + token) % p.ringRows) = *input(row, token);
-      }
+      if (kPrompt && first == 0) keepPrompt(info[r], row);
     }
   }
 };
@@ -147,55 +206,59 @@ struct ConvolutionThread {
 __device__ __forceinline__ float softplus(float x) { return fmaxf(x, 0.0f) + log1pf(expf(-fabsf(x))); }
 
 template <class Act>
-__device__ __forceinline__ float activationAt(const ActTensor& tensor, int row, int token, int channel) {
+__device__ __forceinline__ float activationIf(bool wanted, const ActTensor& tensor, int row, int token, int channel) {
   const uint16_t* at = static_cast<const uint16_t*>(tensor.data);
-  return Activation<Act>::toFloat(at[row * tensor.rowStride + token * tensor.tokenStride + channel]);
+  return Activation<Act>::toFloat(loadIf(wanted, at + row * tensor.rowStride + token * tensor.tokenStride + channel));
 }
 
-// Decay inputs of one head: the tokens of a tile of a row, zero where there is none.
-template <class Act>
-__device__ __forceinline__ void decayInputs(const SsmInputsParams& p, const InputRow& info, int row, int first,
-                                            int head, float bias, float rate) {
-  const int last = min(first + kTokenTile, p.tokens);
-#pragma unroll 4
-  for (int token = first; token < last; ++token) {
-    float decay = 0.0f, beta = 0.0f;
-    if (token < info.tokens) {
-      const float raised = softplus(activationAt<Act>(p.decayIn, row, token, head) + bias);
-      if (p.decay == DecayKind::kMamba2) {
-        decay = fminf(fmaxf(raised, p.dtLow), p.dtHigh);
-      } else {
-        decay = rate * raised;
-        beta = 1.0f / (1.0f + expf(-activationAt<Act>(p.betaIn, row, token, head)));
-      }
-    }
-    const int64_t at = (static_cast<int64_t>(row) * p.tokens + token) * p.heads + head;
-    p.decayOut[at] = decay;
-    if (p.decay == DecayKind::kGdn) p.betaOut[at] = beta;
+// Decay inputs of one head and token of kRows rows, zero where the token does not exist.
+template <class Act, int kRows>
+__device__ __forceinline__ void decayInputs(const SsmInputsParams& p, int firstRow, int token, int head, float bias,
+                                            float rate) {
+  const bool gdn = p.decay == DecayKind::kGdn;
+  InputRow info[kRows];
+  float decay[kRows], beta[kRows];
+  inputRows(p, firstRow, info);
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    decay[r] = activationIf<Act>(token < info[r].tokens, p.decayIn, firstRow + r, token, head);
+    beta[r] = activationIf<Act>(gdn && token < info[r].tokens, p.betaIn, firstRow + r, token, head);
+  }
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    if (firstRow + r >= p.rows) break;
+    const int64_t at = (static_cast<int64_t>(firstRow + r) * p.tokens + token) * p.heads + head;
+    const bool live = token < info[r].tokens;
+    const float raised = softplus(decay[r] + bias);
+    p.decayOut[at] = !live ? 0.0f : gdn ? rate * raised : fminf(fmaxf(raised, p.dtLow), p.dtHigh);
+    if (gdn) p.betaOut[at] = live ? 1.0f / (1.0f + expf(-beta[r])) : 0.0f;
   }
 }
 
-// Blocks: channels, then heads, along x; tiles of tokens along y; runs of rowsPerThread rows along z.
-template <class Act, int kTaps, int kVector, bool kPrompt>
-__global__ void __launch_bounds__(kInputThreads, kTaps == 4 ? 7 : 4) ssmInputsKernel(const __grid_constant__ SsmInputsParams p) {
+// Blocks: channels, then heads times the tokens of a tile, along x; tiles of tokens along y; kRows rows each along z.
+template <class Act, int kTaps, int kVector, int kStep, int kRows, bool kPrompt>
+__global__ void __launch_bounds__(kInputThreads, kTaps == 4 ? 5 : 4)
+    ssmInputsKernel(const __grid_constant__ SsmInputsParams p) {
   const int first = static_cast<int>(blockIdx.y) * kTokenTile;
-  const int firstRow = static_cast<int>(blockIdx.z) * p.rowsPerThread;
-  const int lastRow = min(firstRow + p.rowsPerThread, p.rows);
+  const int firstRow = static_cast<int>(blockIdx.z) * kRows;
+  const int block = static_cast<int>(blockIdx.x);
   releaseDependents();
-  if (static_cast<int>(blockIdx.x) < p.channelBlocks) {
-    const int channel = (static_cast<int>(blockIdx.x) * kInputThreads + static_cast<int>(threadIdx.x)) * kVector;
+  if (block < p.channelBlocks) {
+    const int channel = (block * kInputThreads + static_cast<int>(threadIdx.x)) * kVector;
     if (channel >= p.channels) return;
-    const ConvolutionThread<Act, kTaps, kVector, kPrompt> thread(p, channel);
+    const ConvolutionThread<Act, kTaps, kVector, kStep, kRows, kPrompt> thread(p, channel);
     waitForPredecessor();
-    for (int row = firstRow; row < lastRow; ++row) thread.run(inputRow(p, row), row, first);
+    thread.run(firstRow, first);
     return;
   }
-  const int head = (static_cast<int>(blockIdx.x) - p.channelBlocks) * kInputThreads + static_cast<int>(threadIdx.x);
-  if (head >= p.heads) return;
+  const uint32_t index = static_cast<uint32_t>(block - p.channelBlocks) * kInputThreads + threadIdx.x;
+  const int offset = static_cast<int>(index / static_cast<uint32_t>(p.heads));
+  const int head = static_cast<int>(index % static_cast<uint32_t>(p.heads));
+  if (first + offset >= min(first + kTokenTile, p.tokens)) return;
   const float bias = p.dtBias[head];
   const float rate = p.decay == DecayKind::kGdn ? -expf(p.aLog[head]) : 0.0f;
   waitForPredecessor();
-  for (int row = firstRow; row < lastRow; ++row) decayInputs<Act>(p, inputRow(p, row), row, first, head, bias, rate);
+  decayInputs<Act, kRows>(p, firstRow, first + offset, head, bias, rate);
 }
 
 }  // namespace replayssm

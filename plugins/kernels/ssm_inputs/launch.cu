@@ -5,37 +5,41 @@
 namespace replayssm {
 namespace {
 
-constexpr int64_t kThreadsPerMultiprocessor = 1024;
+// Above this many threads a multiprocessor, each takes several rows: fewer filters to load, more loads in flight.
+constexpr int64_t kBusyThreads = 1024;
 
-// Rows a thread takes in turn, with its filter in registers: one, until the rows fill the GPU twice.
-int rowsPerThread(const SsmInputsParams& p) {
-  if (p.prompt) return 1;
-  int64_t threads = static_cast<int64_t>(p.rows) * (p.channels / p.vector);
-  int64_t waves = threads / (p.multiprocessors * kThreadsPerMultiprocessor);
-  return static_cast<int>(waves < 1 ? 1 : waves < 8 ? waves : 8);
-}
+int blocks(int64_t items, int size) { return static_cast<int>((items + size - 1) / size); }
 
-int blocks(int items, int size) { return (items + size - 1) / size; }
-
-template <class Act, int kTaps, int kVector, bool kPrompt>
+template <class Act, int kTaps, int kVector, int kStep, int kRows, bool kPrompt>
 cudaError_t launch(SsmInputsParams p, cudaStream_t stream) {
-  p.rowsPerThread = rowsPerThread(p);
   p.channelBlocks = blocks(p.channels / kVector, kInputThreads);
-  const int headBlocks = p.decay == DecayKind::kNone ? 0 : blocks(p.heads, kInputThreads);
-  dim3 grid(static_cast<unsigned>(p.channelBlocks + headBlocks), static_cast<unsigned>(blocks(p.tokens, kTokenTile)),
-            static_cast<unsigned>(blocks(p.rows, p.rowsPerThread)));
-  return launchOn(stream, p.programmaticLaunch, ssmInputsKernel<Act, kTaps, kVector, kPrompt>, grid, kInputThreads, p);
+  const int tile = p.tokens < kTokenTile ? p.tokens : kTokenTile;
+  const int decayBlocks = p.decay == DecayKind::kNone ? 0 : blocks(int64_t{p.heads} * tile, kInputThreads);
+  dim3 grid(static_cast<unsigned>(p.channelBlocks + decayBlocks), static_cast<unsigned>(blocks(p.tokens, kTokenTile)),
+            static_cast<unsigned>(blocks(p.rows, kRows)));
+  return launchOn(stream, p.programmaticLaunch, ssmInputsKernel<Act, kTaps, kVector, kStep, kRows, kPrompt>, grid,
+                  kInputThreads, p);
 }
 
-template <class Act, int kTaps, int kVector>
-cudaError_t chooseLength(const SsmInputsParams& p, cudaStream_t stream) {
-  return p.prompt ? launch<Act, kTaps, kVector, true>(p, stream) : launch<Act, kTaps, kVector, false>(p, stream);
+// Steps of filters of up to 4 taps, the models' case.
+template <class Act>
+cudaError_t chooseRows(const SsmInputsParams& p, cudaStream_t stream) {
+  const bool busy = int64_t{p.rows} * (p.channels / 4) > p.multiprocessors * kBusyThreads;
+  if (p.tokens == 1) {
+    return busy ? launch<Act, 4, 4, 1, 4, false>(p, stream) : launch<Act, 4, 4, 1, 1, false>(p, stream);
+  }
+  return busy ? launch<Act, 4, 4, 4, 2, false>(p, stream) : launch<Act, 4, 4, 4, 1, false>(p, stream);
 }
 
 template <class Act>
 cudaError_t chooseShape(const SsmInputsParams& p, cudaStream_t stream) {
-  if (p.vector == 1) return chooseLength<Act, 8, 1>(p, stream);
-  return p.taps <= 4 ? chooseLength<Act, 4, 4>(p, stream) : chooseLength<Act, 8, 4>(p, stream);
+  if (p.vector == 1) {
+    return p.prompt ? launch<Act, 8, 1, 4, 1, true>(p, stream) : launch<Act, 8, 1, 4, 1, false>(p, stream);
+  }
+  if (p.taps > 4) {
+    return p.prompt ? launch<Act, 8, 4, 4, 1, true>(p, stream) : launch<Act, 8, 4, 4, 1, false>(p, stream);
+  }
+  return p.prompt ? launch<Act, 4, 4, 4, 1, true>(p, stream) : chooseRows<Act>(p, stream);
 }
 
 }  // namespace

@@ -6,7 +6,7 @@
 
 namespace replayssm {
 
-constexpr int kExportWarps = 4;
+constexpr int kExportWarps = 8;
 constexpr int kExportRows = 4;  // state rows of a warp
 constexpr int kBlockRows = kExportWarps * kExportRows;
 constexpr int kExportMaxWindow = 64;

@@ -38,7 +38,7 @@ __device__ __forceinline__ void storeHalves(const StateCopy& copy, const QuadPla
   if (place.inside) *reinterpret_cast<uint2*>(static_cast<uint16_t*>(copy.data) + place.at(copy)) = word;
 }
 
-// E4M3 codes of a quad and, once a block of 128, the block's scale. `encode` maps a scaled value and its index to a code.
+// E4M3 codes of a quad and, once a block of 128, its scale. `encode` maps a scaled value and its index to a code.
 template <class Encode>
 __device__ __forceinline__ void storeE4m3(const StateCopy& copy, const QuadPlace& place, const Quad& quad,
                                           Encode encode) {
