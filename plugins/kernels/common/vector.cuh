@@ -29,13 +29,14 @@ template <int kCount>
 using Packed = typename PackedType<kCount>::type;
 
 // The word at `at`, or zero where it must not be read. One predicated load: a branch would make the loads of several
-// rows wait for each other.
+// rows wait for each other. HAZARD: the clobber keeps it before later stores to what it reads.
 __device__ __forceinline__ uint2 loadIf(bool wanted, const uint2* at) {
   uint2 word;
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %3, 0;\nmov.b32 %0, 0;\nmov.b32 %1, 0;\n"
                "@p ld.global.v2.b32 {%0, %1}, [%2];\n}"
                : "=&r"(word.x), "=&r"(word.y)
-               : "l"(at), "r"(static_cast<int>(wanted)));
+               : "l"(at), "r"(static_cast<int>(wanted))
+               : "memory");
   return word;
 }
 __device__ __forceinline__ uint4 loadIf(bool wanted, const uint4* at) {
@@ -44,14 +45,16 @@ __device__ __forceinline__ uint4 loadIf(bool wanted, const uint4* at) {
                "mov.b32 %0, 0;\nmov.b32 %1, 0;\nmov.b32 %2, 0;\nmov.b32 %3, 0;\n"
                "@p ld.global.v4.b32 {%0, %1, %2, %3}, [%4];\n}"
                : "=&r"(word.x), "=&r"(word.y), "=&r"(word.z), "=&r"(word.w)
-               : "l"(at), "r"(static_cast<int>(wanted)));
+               : "l"(at), "r"(static_cast<int>(wanted))
+               : "memory");
   return word;
 }
 __device__ __forceinline__ uint16_t loadIf(bool wanted, const uint16_t* at) {
   uint16_t word;
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %2, 0;\nmov.b16 %0, 0;\n@p ld.global.b16 %0, [%1];\n}"
                : "=&h"(word)
-               : "l"(at), "r"(static_cast<int>(wanted)));
+               : "l"(at), "r"(static_cast<int>(wanted))
+               : "memory");
   return word;
 }
 
