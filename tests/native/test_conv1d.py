@@ -106,17 +106,25 @@ def test_missing_bias_is_no_bias(library: _abi.Library) -> None:
 
 
 def test_programmatic_launch_gives_the_same_bits(library: _abi.Library) -> None:
-    """Each call reads what the one before it wrote: a kernel that does not wait reads old rows."""
-    plain, early = Windows(library, 2048, 4), Windows(library, 2048, 4)
-    early.weight, early.bias = plain.weight, plain.bias
-    for _ in range(10):
-        x = plain.tokens(5, 3)
-        want = plain.run([0, 1, 2, 3, 4], [3] * 5, x)
-        got = early.run([0, 1, 2, 3, 4], [3] * 5, x, flags=_abi.CONV1D_PROGRAMMATIC_LAUNCH)
-        assert torch.equal(got, want)
-        plain.position += 3
-        early.position += 3
-    assert torch.equal(plain.window.nan_to_num(), early.window.nan_to_num())
+    """Launches back to back, each reading what the one before wrote, the last rows first: a kernel that does not wait
+    for its predecessor reads old windows."""
+    rows, calls, results = 256, 8, []
+    for flags in (0, _abi.CONV1D_PROGRAMMATIC_LAUNCH):
+        windows = Windows(library, 4096, 4, slots=rows, max_tokens=4)
+        counts = torch.full((rows,), 4, dtype=torch.int32, device="cuda")
+        slots = [torch.arange(rows, dtype=torch.int32, device="cuda")]
+        slots.append(slots[0].flip(0).contiguous())
+        positions = [torch.full((rows,), 4 * call, dtype=torch.int32, device="cuda") for call in range(calls)]
+        x = windows.tokens(rows, 4).cuda()
+        outputs = [torch.full_like(x, float("nan")) for _ in range(calls)]
+        for call in range(calls):
+            windows.position = positions[call]
+            args = windows.args(slots[call % 2], counts, x, outputs[call], flags=flags)
+            library.conv1d_update(args, harness.Pool._stream())
+        torch.cuda.synchronize()
+        results.append([*outputs, windows.window])
+    for want, got in zip(*results, strict=True):
+        assert torch.equal(want.view(torch.int16), got.view(torch.int16))
 
 
 def test_graph_replay_follows_positions_slots_and_counts(library: _abi.Library) -> None:

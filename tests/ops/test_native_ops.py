@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -93,6 +94,40 @@ def test_decay_inputs_are_float32_of_every_head(kind: SsmKind, prompt: bool) -> 
         for got in (decay, beta):
             assert got.shape == heads.shape and got.dtype is torch.float32
         assert (beta is decay) == (kind is SsmKind.MAMBA2)
+
+
+@pytest.mark.parametrize("prompt", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_library_gets_the_inputs_of_a_recurrence_by_their_names(
+    kind: SsmKind, prompt: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The part of the operation behind the device check, on CPU tensors."""
+    calls: list[tuple[str, Any, int]] = []
+    native = SimpleNamespace(
+        **{n: partial(lambda n, args, stream: calls.append((n, args, stream)), n)
+           for n in ("ssm_inputs_update", "ssm_inputs_prefill")}
+    )  # fmt: skip
+    monkeypatch.setattr(torch_ops, "installed_library", lambda: native)
+    monkeypatch.setattr(torch_ops, "current_stream", lambda tensor: 11)
+    for name in ("ssm_inputs_update", "ssm_inputs_prefill"):
+        signature = torch_ops.SSM_INPUTS_PREFILL if name.endswith("prefill") else torch_ops.SSM_INPUTS_UPDATE
+        launch = torch_ops.launcher(signature, torch_ops.ssm_inputs_call(name))
+        by_name = partial(lambda launch, names, **given: launch(*[given[n] for n in names]), launch, signature.names)
+        monkeypatch.setattr(torch.ops.replayssm, name, by_name)
+    ops, (state, cursors) = NativeOps(FakeLibrary(0), CPU), layer(kind)  # type: ignore[arg-type]
+    rows = StepRows(torch.tensor([1, -1]), torch.tensor([2, 2]), torch.tensor([0]))
+    x, heads = torch.zeros(2, 3, 16).half(), torch.zeros(2, 3, state.shape.heads).half()
+    conv = Convolution(0, torch.zeros(5, 6, 16).half(), x, torch.zeros(16, 4), None, torch.zeros_like(x), prompt)
+    vector, gdn = torch.zeros(state.shape.heads), kind is SsmKind.GDN
+    decay, _ = ops.ssm_inputs(
+        state.shape, conv, cursors, rows, heads, heads if gdn else None, vector, a_log=vector if gdn else None
+    )
+    ((name, args, stream),) = calls
+    assert (name, stream) == (f"ssm_inputs_{'prefill' if prompt else 'update'}", 11)
+    assert (args.kind, args.dt_low, args.dt_high) == (int(_abi.Kind[kind.name]), 0.0, float("inf"))
+    assert (args.conv.x.data, args.conv.out.data) == (x.data_ptr(), conv.out.data_ptr())
+    assert args.decay_out.data == decay.data_ptr() and args.conv.bias.rank == 0
+    assert (args.beta_in.rank, args.a_log.rank, args.beta_out.rank) == ((3, 1, 3) if gdn else (0, 0, 0))
 
 
 @pytest.mark.parametrize("kind", KINDS)

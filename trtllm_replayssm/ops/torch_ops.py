@@ -118,7 +118,7 @@ def _without_workspace(struct: type[Any], method: str) -> Call:
     return call
 
 
-def _ssm_inputs(method: str) -> Call:
+def ssm_inputs_call(method: str) -> Call:
     """The struct holds the convolution's as a part."""
 
     def call(arguments: dict[str, Any], numbers: dict[str, float], stream: int) -> None:
@@ -131,32 +131,43 @@ def _ssm_inputs(method: str) -> Call:
     return call
 
 
-def _register(signature: Signature, call: Call) -> None:
-    names, like = signature.names, signature.like
+def _output(signature: Signature, arguments: dict[str, Any]) -> Tensor | None:
+    like = signature.like
+    return None if like is None else torch.empty_like(arguments[like], memory_format=torch.contiguous_format)
 
-    def output(arguments: dict[str, Any]) -> Tensor | None:
-        return None if like is None else torch.empty_like(arguments[like], memory_format=torch.contiguous_format)
+
+def launcher(signature: Signature, call: Call) -> Callable[..., Tensor | None]:
+    """What runs on CUDA tensors, its arguments in the schema's order."""
+    names = signature.names
 
     def launch(*values: Any) -> Tensor | None:
         arguments = dict(zip(names, values, strict=True))
         numbers = {name: arguments.pop(name) for name in signature.number_names}
-        out = output(arguments)
+        out = _output(signature, arguments)
         arguments |= {name: aligned(arguments[name]) for name in WIDE_INPUTS if name in arguments}
-        arguments |= {name: channels_last(arguments[name]) for name in CHANNEL_INPUTS if name in arguments}
+        given = [name for name in CHANNEL_INPUTS if arguments.get(name) is not None]
+        arguments |= {name: channels_last(arguments[name]) for name in given}
         stream = current_stream(next(value for value in arguments.values() if value is not None))
         call(arguments if out is None else {**arguments, "out": out}, numbers, stream)
         return out
 
+    return launch
+
+
+def _register(signature: Signature, call: Call) -> None:
     def refuse(*values: Any) -> Tensor | None:
         devices = sorted({v.device.type for v in values if isinstance(v, Tensor)})
         raise ContractError(f"replayssm::{signature.name}", "device", expected="CUDA tensors", got=", ".join(devices))
 
-    mutated = [name.rstrip("?") for name in signature.state]
     operation = torch.library.custom_op(
-        f"replayssm::{signature.name}", launch, mutates_args=mutated, schema=signature.schema, device_types="cuda"
+        f"replayssm::{signature.name}",
+        launcher(signature, call),
+        mutates_args=[name.rstrip("?") for name in signature.state],
+        schema=signature.schema,
+        device_types="cuda",
     )
     operation.register_kernel("cpu", refuse)
-    operation.register_fake(lambda *values: output(dict(zip(names, values, strict=True))))
+    operation.register_fake(lambda *values: _output(signature, dict(zip(signature.names, values, strict=True))))
 
 
 _register(UPDATE, _with_workspace(_abi.UpdateArgs, "update"))
@@ -165,5 +176,5 @@ _register(CONVENTIONAL, _without_workspace(_abi.ConventionalArgs, "conventional_
 _register(CONV1D_UPDATE, _without_workspace(_abi.Conv1dArgs, "conv1d_update"))
 _register(CONV1D_PREFILL, _without_workspace(_abi.Conv1dArgs, "conv1d_prefill"))
 _register(GATED_RMS_NORM, _without_workspace(_abi.GatedRmsNormArgs, "gated_rms_norm"))
-_register(SSM_INPUTS_UPDATE, _ssm_inputs("ssm_inputs_update"))
-_register(SSM_INPUTS_PREFILL, _ssm_inputs("ssm_inputs_prefill"))
+_register(SSM_INPUTS_UPDATE, ssm_inputs_call("ssm_inputs_update"))
+_register(SSM_INPUTS_PREFILL, ssm_inputs_call("ssm_inputs_prefill"))
