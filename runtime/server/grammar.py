@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trtllm_replayssm.errors import RequestError, UnsupportedError
-from trtllm_replayssm.runtime.server.grammar_worker import compile_schema, reason
+from trtllm_replayssm.runtime.server.grammar_worker import compile_schema, describe_tokens, load_compiler, reason
 from trtllm_replayssm.runtime.text.token_bytes import TokenBytes
 
 
@@ -56,7 +56,7 @@ class GrammarMask:
 
 
 class Grammars:
-    """Compiles JSON schemas for one vocabulary; tokenizer: xgrammar's description of it.
+    """Compiles JSON schemas for one vocabulary; tokenizer: its description, see `describe_tokens`.
 
     Raises UnsupportedError where xgrammar is not installed.
     """
@@ -74,11 +74,8 @@ class Grammars:
             raise UnsupportedError("request", "response_format", expected="a model with an end token", got="none")
         # A special token is no text: b"" keeps it out of every grammar.
         pieces = [b"" if i in tokens.special else tokens.of(i) for i in range(min(num_tokens, vocab))]
-        info = xgrammar.TokenizerInfo(
-            pieces, xgrammar.VocabType.RAW, vocab_size=vocab, stop_token_ids=list(end_ids), add_prefix_space=False
-        )
-        self.tokenizer = str(info.serialize_json())
-        self._compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
+        self.tokenizer = describe_tokens(pieces, vocab, end_ids)
+        self._compiler = load_compiler(self.tokenizer)
         self._matcher = xgrammar.GrammarMatcher
         self._vocab = vocab
         self._end_ids = tuple(end_ids)

@@ -14,6 +14,7 @@ import os
 import re
 import resource
 import signal
+from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
 from typing import Any
@@ -26,6 +27,26 @@ _SIGNALS = {-signal.SIGALRM: TOO_SLOW, -signal.SIGKILL: TOO_LARGE}
 ANY_OBJECT = '{"type": "object"} '  # json_object's; with a blank at the end no client's schema is the same text
 _INPUT, _OUTPUT = 0, 1
 _PLACE = re.compile(r"(?:\[[\d:]+\] )?\S+\.(?:cc|h|cpp):\d+: ")
+
+
+def describe_tokens(pieces: Sequence[bytes], vocab: int, end_ids: Sequence[int]) -> dict[str, Any]:
+    """A tokenizer in JSON. pieces: the bytes of each id, at most vocab; b"" for one that is no text."""
+    return {"pieces": [piece.decode("latin-1") for piece in pieces], "vocab": vocab, "end_ids": list(end_ids)}
+
+
+def load_compiler(tokenizer: Mapping[str, Any]) -> Any:
+    """The compiler for a tokenizer of `describe_tokens`. Raises ImportError where xgrammar is not installed."""
+    import xgrammar
+
+    pieces = [piece.encode("latin-1") for piece in tokenizer["pieces"]]
+    tokens = xgrammar.TokenizerInfo(
+        pieces,
+        xgrammar.VocabType.RAW,
+        vocab_size=tokenizer["vocab"],
+        stop_token_ids=tokenizer["end_ids"],
+        add_prefix_space=False,
+    )
+    return xgrammar.GrammarCompiler(tokens, max_threads=1, cache_enabled=False)
 
 
 def compile_schema(compiler: Any, schema: str) -> Any:
@@ -73,10 +94,7 @@ class Worker:
 
     def _command(self, command: dict[str, Any]) -> None:
         if "tokenizer" in command:
-            import xgrammar
-
-            tokens = xgrammar.TokenizerInfo.deserialize_json(command["tokenizer"])
-            self._compiler = xgrammar.GrammarCompiler(tokens, max_threads=1, cache_enabled=False)
+            self._compiler = load_compiler(command["tokenizer"])
         elif "cancel" in command:
             known = self._jobs.get(command["cancel"])
             if known is not None:

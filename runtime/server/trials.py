@@ -7,9 +7,10 @@ import queue
 import subprocess
 import sys
 import threading
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import IO
+from typing import IO, Any
 
 from trtllm_replayssm.errors import RequestError
 from trtllm_replayssm.runtime.server.errors import GenerationError
@@ -37,8 +38,8 @@ class Trial:
 class Trials:
     """Tries schemas out in another process, which it starts when needed. Safe in any thread."""
 
-    def __init__(self, tokenizer: str, seconds: float) -> None:
-        """tokenizer: xgrammar's TokenizerInfo in its JSON. seconds: for one schema."""
+    def __init__(self, tokenizer: Mapping[str, Any], seconds: float) -> None:
+        """tokenizer: of `describe_tokens`. seconds: for one schema."""
         self._tokenizer = tokenizer
         self._seconds = seconds
         self._lock = threading.Lock()

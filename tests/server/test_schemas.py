@@ -15,6 +15,7 @@ import pytest
 from tests.server.harness import NAME, QWEN, client_of, qwen_template, service, wait_for
 from trtllm_replayssm import LLM
 from trtllm_replayssm.errors import RequestError
+from trtllm_replayssm.runtime.server import grammar_worker
 from trtllm_replayssm.runtime.server.service import Service
 from trtllm_replayssm.runtime.server.trials import Trials
 
@@ -216,14 +217,17 @@ def test_what_is_kept_is_bounded(server: Service, monkeypatch: pytest.MonkeyPatc
 FAKE = """
 import os, time
 
-class TokenizerInfo:
-    deserialize_json = staticmethod(lambda text: text)
+class VocabType:
+    RAW = 0
+
+def TokenizerInfo(pieces, kind, **options):
+    return pieces, options["vocab_size"], options["stop_token_ids"]
 
 class GrammarCompiler:
     memory_size_bytes = 1
 
     def __init__(self, tokens, **options):
-        assert tokens == "its tokens"
+        assert tokens == ([b"a", b"\\xff\\n", b""], 5, [2])
 
     def compile_json_schema(self, schema, **options):
         if schema == "memory":
@@ -244,7 +248,7 @@ def trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Trials]:
     """With a compiler that does what its schema says."""
     (tmp_path / "xgrammar.py").write_text(FAKE)
     monkeypatch.syspath_prepend(tmp_path)
-    trials = Trials("its tokens", 0.4)
+    trials = Trials(grammar_worker.describe_tokens([b"a", b"\xff\n", b""], 5, (2,)), 0.4)
     yield trials
     trials.close()
 
