@@ -65,7 +65,9 @@ rssm_status rssm_recovery_step(const rssm_recovery_args* args, void* stream, rss
   if (check.ok() && a.recovered.data != nullptr) checkState(check, "recovered", a.recovered, a, a.source.shape[0]);
   if (check.ok() && a.end.data != nullptr) checkState(check, "end", a.end, a, a.source.shape[0]);
   if (!check.ok() || a.value.shape[0] == 0) return check.status();
-  cudaError_t code = launchRecovery(flatten(a), static_cast<cudaStream_t>(stream));
+  RecoveryParams p = flatten(a);
+  cudaError_t code = findMultiprocessors(p);
+  if (code == cudaSuccess) code = launchRecovery(p, static_cast<cudaStream_t>(stream));
   if (code != cudaSuccess) check.fail(RSSM_CUDA_ERROR, "launch", "%s", cudaGetErrorString(code));
   return check.status();
 }

@@ -1,6 +1,8 @@
 // What the conventional step and the recovery step check and flatten alike.
 #pragma once
 
+#include <cuda_runtime_api.h>
+
 #include "abi/check.h"
 #include "kernels/conventional/params.h"
 #include "replayssm/update.h"
@@ -75,6 +77,16 @@ void checkStep(Checker& check, const Args& a, int32_t act) {
     check.fail(RSSM_INVALID_ARGUMENT, "k: G", "expected groups that divide the %lld heads, got %lld",
                static_cast<long long>(v[2]), static_cast<long long>(groups));
   }
+}
+
+// Of the current device, for the launch choice.
+inline cudaError_t findMultiprocessors(StepParams& p) {
+  int device = 0;
+  cudaError_t code = cudaGetDevice(&device);
+  if (code == cudaSuccess) {
+    code = cudaDeviceGetAttribute(&p.multiprocessors, cudaDevAttrMultiProcessorCount, device);
+  }
+  return code;
 }
 
 inline TokenInputs flattenInputs(const NamedInputs& in, const rssm_tensor& query, bool gdn) {

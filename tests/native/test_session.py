@@ -13,15 +13,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 
 from tests.native import harness
 from tests.paths import EXAMPLES
 from trtllm_replayssm.config import PoolConfig, ReplayConfig
 from trtllm_replayssm.dtypes import ActivationDtype
+from trtllm_replayssm.ops.dtypes import torch_dtype
+from trtllm_replayssm.runtime.pools.state_pools import StatePools
 from trtllm_replayssm.runtime.session import torch_session
 from trtllm_replayssm.runtime.session.base import DecodeRow, PrefillChunk
 from trtllm_replayssm.runtime.session.torch_session import TorchSession
+from trtllm_replayssm.runtime.session.torch_weights import TorchWeights
 from trtllm_replayssm.weights.checkpoint import Checkpoint
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(harness.unavailable() is not None, reason=str(harness.unavailable()))]
@@ -33,9 +37,9 @@ Logits = NDArray[np.float32]
 
 
 @cache
-def checkpoint(model: Path) -> Checkpoint:
-    """Open for the whole run: sessions read weights when they first need them."""
-    return Checkpoint.open(model)
+def weights(model: Path, device: str, activation: ActivationDtype) -> TorchWeights:
+    """Shared by the sessions of a run: they only read them."""
+    return TorchWeights(Checkpoint.open(model), torch_dtype(activation), torch.device(device))
 
 
 def open_session(
@@ -43,7 +47,10 @@ def open_session(
 ) -> TorchSession:
     pool = PoolConfig(slots=3, max_seq_len=160, activation=activation)
     replay = ReplayConfig(window=16, max_step_tokens=widest)
-    return TorchSession.from_checkpoint(checkpoint(model), replay, pool, device=device, debug=True)
+    with Checkpoint.open(model) as checkpoint:
+        geometry = checkpoint.geometry
+    pools = StatePools.allocate(geometry, replay, pool, conventional=False, device=torch.device(device))
+    return TorchSession(weights(model, device, activation), pools, debug=True)
 
 
 def greedy(session: TorchSession) -> list[int]:

@@ -11,6 +11,8 @@
 #ifndef REPLAYSSM_CONVENTIONAL_H
 #define REPLAYSSM_CONVENTIONAL_H
 
+#include <stddef.h>
+
 #include "replayssm/status.h"
 #include "replayssm/tensor.h"
 #include "replayssm/update.h"
@@ -47,6 +49,13 @@ typedef struct rssm_conventional_args {
 
 /* Enqueues the step on `stream` (a cudaStream_t). Allocates nothing, needs no workspace, does not synchronise. */
 RSSM_API rssm_status rssm_conventional_update(const rssm_conventional_args* args, void* stream, rssm_error* error);
+
+/*
+ * The launch that such a step takes on a device of `multiprocessors`, in words, into text (NUL-terminated, truncated
+ * when too long). A pure function of the sizes: no device is looked at.
+ */
+RSSM_API rssm_status rssm_conventional_launch_text(const rssm_conventional_args* args, int32_t multiprocessors,
+                                                   char* text, size_t text_bytes, rssm_error* error);
 
 #ifdef __cplusplus
 }

@@ -15,18 +15,6 @@ namespace replayssm {
 
 constexpr unsigned kFullWarp = 0xffffffffu;
 
-// State traffic is used once: it should leave the caches to the step's inputs, which every head of a group reads.
-__device__ __forceinline__ float4 loadOnce(const float* at) {
-  float4 v;
-  asm volatile("ld.global.cs.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "l"(at));
-  return v;
-}
-
-__device__ __forceinline__ void storeOnce(float* at, const float4& v) {
-  asm volatile("st.global.cs.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(at), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
-               : "memory");
-}
-
 __device__ __forceinline__ float dot(const float4& a, const float4& b) {
   return fmaf(a.x, b.x, fmaf(a.y, b.y, fmaf(a.z, b.z, a.w * b.w)));
 }
@@ -123,12 +111,12 @@ struct RowBlock {
 
   static __device__ void read(float4 (&s)[kRows], const float* at) {
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) s[r] = loadOnce(at + r * kConventionalStateDim);
+    for (int r = 0; r < kRows; ++r) s[r] = *reinterpret_cast<const float4*>(at + r * kConventionalStateDim);
   }
 
   static __device__ void write(float* at, const float4 (&s)[kRows]) {
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) storeOnce(at + r * kConventionalStateDim, s[r]);
+    for (int r = 0; r < kRows; ++r) *reinterpret_cast<float4*>(at + r * kConventionalStateDim) = s[r];
   }
 
   // Applies the token to the rows and returns the output of this lane's row; kQuery: whether there is one.
@@ -191,7 +179,6 @@ struct RowBlock {
 template <class Act, bool kGdn, int kRows, bool kSingle>
 __global__ void __launch_bounds__(kRows > 8 ? 256 : 512)
     conventionalKernel(const __grid_constant__ ConventionalParams p) {
-  releaseDependents();
   waitForPredecessor();
   const auto block = RowBlock<Act, kGdn, kRows>::of(p);
   if (block.row >= p.rows) return;
@@ -204,6 +191,7 @@ __global__ void __launch_bounds__(kRows > 8 ? 256 : 512)
     block.read(s, state + entry * p.entryStride);
     Token next = block.load(p.inputs, 0);
     const float a = block.rate(), skip = block.skip();
+    releaseDependents();  // their start should not delay these loads
 #pragma unroll 1
     for (int token = 0; token < (kSingle ? 1 : tokens); ++token) {
       const Token in = next;
@@ -221,8 +209,6 @@ __global__ void __launch_bounds__(kRows > 8 ? 256 : 512)
 // those to `end`.
 template <class Act, bool kGdn, int kRows>
 __global__ void __launch_bounds__(kRows > 8 ? 256 : 512) recoveryKernel(const __grid_constant__ RecoveryParams p) {
-  releaseDependents();
-  waitForPredecessor();
   const auto block = RowBlock<Act, kGdn, kRows>::of(p);
   if (block.row >= p.rows) return;
   const int slot = block.slot();

@@ -4,6 +4,8 @@
 namespace replayssm {
 namespace {
 
+constexpr int64_t kSmallBytes = 64 << 10;  // of state a multiprocessor
+
 template <class Kernel, class Params>
 cudaError_t launchKernel(Kernel kernel, const Params& p, const ConventionalLaunch& launch, cudaStream_t stream) {
   cudaLaunchAttribute attribute{};
@@ -48,9 +50,13 @@ cudaError_t launchStep(const Params& p, cudaStream_t stream) {
 }  // namespace
 
 ConventionalLaunch chooseConventional(const StepParams& p) {
-  ConventionalLaunch launch{};
-  launch.stateRows = 8;
-  launch.warps = 4;
+  ConventionalLaunch launch{8, 1, 0};  // plain steps: as many small CTAs as fit hide each other's latencies
+  const int64_t stateBytes = static_cast<int64_t>(p.rows) * p.heads * p.headDim * kConventionalStateDim * 4;
+  if (p.tokens > 1) {
+    launch = {16, 8, 0};  // written more than read: fewer, larger bursts
+  } else if (stateBytes <= p.multiprocessors * kSmallBytes) {
+    launch = {4, 4, 0};  // one wave of CTAs: the sooner all loads are on their way, the better
+  }
   const int64_t units = static_cast<int64_t>(p.rows) * p.heads * (p.headDim / launch.stateRows);
   launch.grid = static_cast<int>((units + launch.warps - 1) / launch.warps);
   return launch;

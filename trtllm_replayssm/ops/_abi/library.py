@@ -22,6 +22,7 @@ from trtllm_replayssm.ops._abi.records import ABI_VERSION, Args, ErrorRecord, St
 from trtllm_replayssm.ops._abi.slots import ClearStateArgs, ResetSlotsArgs, StateExportArgs, StateImportArgs
 from trtllm_replayssm.ops._abi.update import CommitArgs, UpdateArgs
 
+TEXT_CHARS = 512  # of a launch in words
 _ERRORS: dict[Status, type[ReplaySSMError]] = {
     Status.INVALID_ARGUMENT: ContractError,
     Status.UNSUPPORTED: UnsupportedError,
@@ -93,6 +94,10 @@ class Library:
         """Enqueue one step of the baseline on `stream`."""
         self._call("rssm_conventional_update", _sized(args), ctypes.c_void_p(stream))
 
+    def conventional_launch_text(self, args: ConventionalArgs, multiprocessors: int) -> str:
+        """The launch of such a step on a device of that many multiprocessors, in words. Looks at no device."""
+        return self._text("rssm_conventional_launch_text", args, multiprocessors)
+
     def recovery_step(self, args: RecoveryArgs, stream: int) -> None:
         """Enqueue one step of a recovery scheme on `stream`."""
         self._call("rssm_recovery_step", _sized(args), ctypes.c_void_p(stream))
@@ -134,6 +139,11 @@ class Library:
     def state_import(self, args: StateImportArgs, stream: int) -> None:
         """Enqueue the copy of whole states into one layer of the pool on `stream`."""
         self._call("rssm_state_import", _sized(args), ctypes.c_void_p(stream))
+
+    def _text(self, name: str, args: Args, multiprocessors: int) -> str:
+        text = ctypes.create_string_buffer(TEXT_CHARS)
+        self._call(name, _sized(args), ctypes.c_int32(multiprocessors), text, ctypes.c_size_t(TEXT_CHARS))
+        return text.value.decode()
 
     def _call(self, name: str, *arguments: Any) -> None:
         record = ErrorRecord()
