@@ -31,7 +31,7 @@ def write_native_weights(
     """Write what native operations or plugins read -> file names in the bundle. tick(what) is called as it goes."""
     steps = [step for program in programs for step in program.steps if isinstance(step, OpStep)]
     specs = parameter_specs(parameters.geometry)
-    (directory / "weights").mkdir(exist_ok=True)
+    (directory / "weights").mkdir(parents=True, exist_ok=True)
     written = []
     vectors = sorted({name for step in steps if step.op != MOE for name in step.weights.values()})
     if vectors:

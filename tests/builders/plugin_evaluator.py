@@ -7,26 +7,28 @@ read here a second time, so that a builder that fills them otherwise gives other
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import ml_dtypes
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from tests.builders.recorded_tensorrt import PluginCall
 from trtllm_replayssm.bindings import CONV1D, GDN, MAMBA2, MOE
-from trtllm_replayssm.builders.plugin_fields import PLUGINS, STATE_FORMAT_CODES
+from trtllm_replayssm.builders.parameters import DENSE_TYPES
+from trtllm_replayssm.builders.plugin_fields import PLUGINS, STATE_FORMAT_CODES, WEIGHT_FORMAT_CODES
 from trtllm_replayssm.config import ReplayConfig
 from trtllm_replayssm.dtypes import StateFormat
 from trtllm_replayssm.ops.layer_state import CursorTensors, ReplayLayerState, StepRows
 from trtllm_replayssm.ops.reference import conv1d, flush, gdn, mamba2, prefill
 from trtllm_replayssm.ops.state_store import StateStore
 from trtllm_replayssm.shapes import SsmKind, SsmShape
-from trtllm_replayssm.weights.matrix import Nvfp4Matrix
+from trtllm_replayssm.weights.matrix import MatrixFormat, Nvfp4Matrix
 
 FROM_ZERO, FROM_CARRY, TO_CARRY = 1, 2, 4
 FORMATS = {code: fmt for fmt, code in STATE_FORMAT_CODES.items()}
+FORMAT_OF_CODE = {code: fmt for fmt, code in WEIGHT_FORMAT_CODES.items()}
 
 
 class PluginMemory(dict[str, Tensor]):
@@ -128,29 +130,32 @@ def _chunks(
 
 
 def _experts(fields: Mapping[str, int], named: Mapping[str, Tensor], rest: list[Tensor]) -> Tensor:
-    """Every chosen expert of every existing token, one at a time; NVFP4 bytes only."""
-    assert fields["weight_format"] == 5 and len(rest) == (9 if fields["gated"] else 6)
-    stacks = [rest[i : i + 3] for i in range(0, len(rest), 3)]
+    """Every chosen expert of every existing token, one at a time."""
+    fmt, projections = FORMAT_OF_CODE[fields["weight_format"]], 3 if fields["gated"] else 2
+    parts = {MatrixFormat.NVFP4: 3, MatrixFormat.FP8: 2}.get(fmt, 1)
+    assert len(rest) == projections * parts
+    stacks = [rest[i : i + parts] for i in range(0, len(rest), parts)]
     x = named["x"].float()
     out = torch.zeros(x.shape)
     for b, t in torch.nonzero(torch.arange(x.shape[1]) < named["num_tokens"][:, None]).tolist():
         for choice in range(fields["top_k"]):
             expert, weight = int(named["expert_ids"][b, t, choice]), named["expert_weights"][b, t, choice]
-            up, down, *gate = (_decoded(stack, expert) for stack in stacks)
+            up, down, *gate = (_decoded(fmt, stack, expert) for stack in stacks)
             inner = functional.linear(x[b, t], up)
             inner = functional.silu(functional.linear(x[b, t], gate[0])) * inner if gate else inner.relu().square()
             out[b, t] += weight * functional.linear(inner, down)
     return out
 
 
-def _decoded(stack: list[Tensor], expert: int) -> Tensor:
-    codes, scales, scale_2 = (part[expert].contiguous() for part in stack)
-    matrix = Nvfp4Matrix(codes.view(torch.uint8).numpy(), _e4m3(scales), float(scale_2))
-    return torch.from_numpy(matrix.dequantize())
-
-
-def _e4m3(codes: Tensor) -> Any:
-    return codes.numpy().view(ml_dtypes.float8_e4m3fn)
+def _decoded(fmt: MatrixFormat, stack: list[Tensor], expert: int) -> Tensor:
+    """One expert's matrix from its bytes and scales, float32."""
+    codes, *scales = (part[expert].contiguous().numpy() for part in stack)
+    if fmt is MatrixFormat.NVFP4:
+        block_scale, scale_2 = scales[0].view(ml_dtypes.float8_e4m3fn), float(scales[1])
+        return torch.from_numpy(Nvfp4Matrix(codes.view(np.uint8), block_scale, scale_2).dequantize())
+    if fmt is MatrixFormat.FP8:
+        return torch.from_numpy(codes.view(ml_dtypes.float8_e4m3fn).astype(np.float32) * scales[0][:, None])
+    return torch.from_numpy(codes.view(DENSE_TYPES[fmt]).astype(np.float32))
 
 
 def _shape(fields: Mapping[str, int], *, gdn: bool) -> SsmShape:
