@@ -1,7 +1,7 @@
 """Quantised matmuls of the networks, against the torch session with its activations quantised in front of them.
 
-Oracle O4: the quantisation of activations is written out here in numpy, from the formats' definitions: FP8 by a factor of
-the whole tensor, NVFP4 by an E4M3 scale per 16 values. Whole models agree up to single values that round to the other
+Oracle O4: the quantisation of activations is written out here in numpy, from the formats' definitions: FP8 by a factor
+of the whole tensor, NVFP4 by an E4M3 scale per 16 values. Whole models agree up to values that round to the other
 neighbour; a matmul that took unquantised activations, or another scale, is an order of magnitude away.
 """
 
