@@ -7,9 +7,24 @@ import logging
 from trtllm_replayssm.ops.layer_state import ReplayLayerState
 from trtllm_replayssm.ops.library import find_library, load_library
 from trtllm_replayssm.ops.native import NativeOps
+from trtllm_replayssm.ops.native_prefill import NativePrefill
 from trtllm_replayssm.runtime.pools.state_pools import StatePools
 
 _LOG = logging.getLogger(__name__)
+
+
+def native_prefill(pools: StatePools, native: NativeOps | None) -> NativePrefill | None:
+    """The kernels for prompts, where `native` serves the decode steps; None with a warning that says why."""
+    first = next((s for s in pools.ssm.values() if isinstance(s, ReplayLayerState)), None)
+    path = find_library()
+    if native is None or first is None or path is None:
+        return None
+    prefill = NativePrefill(load_library(path))
+    unsupported = prefill.unsupported(first, pools.cursors)
+    if unsupported is None:
+        return prefill
+    _LOG.warning("prompts run the reference operations on %s: %s", first.ring_key.device, unsupported)
+    return None
 
 
 def native_ops(pools: StatePools) -> NativeOps | None:

@@ -24,7 +24,7 @@ from trtllm_replayssm.runtime.pools.state_pools import StatePools
 from trtllm_replayssm.runtime.session.base import DecodeRow, Logits, MtpRow, PrefillChunk, SlotCursors, SlotSnapshot
 from trtllm_replayssm.runtime.session.device import usable_device
 from trtllm_replayssm.runtime.session.integers import INT64, integers
-from trtllm_replayssm.runtime.session.native_ops import native_ops
+from trtllm_replayssm.runtime.session.native_ops import native_ops, native_prefill
 from trtllm_replayssm.runtime.session.room import require_room
 from trtllm_replayssm.runtime.session.step_context import Phase, StepContext
 from trtllm_replayssm.runtime.session.torch_graph import TorchGraph, last_tokens
@@ -64,7 +64,8 @@ class TorchSession:
         self.pools = pools
         self._weights = weights
         self._model = model_of(pools.geometry)
-        self._state_ops = StateOps(pools, native_ops(pools))
+        native = native_ops(pools)
+        self._state_ops = StateOps(pools, native, native_prefill(pools, native))
         self._device = pools.cursors.position.device
         self._debug = debug
         self._step: StepRows | None = None

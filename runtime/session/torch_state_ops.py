@@ -8,8 +8,10 @@ from torch.nn import functional
 
 from trtllm_replayssm.ops.layer_state import ConventionalLayerState, ReplayLayerState, StepRows
 from trtllm_replayssm.ops.native import Convolution, NativeOps
+from trtllm_replayssm.ops.native_prefill import NativePrefill
 from trtllm_replayssm.ops.reference import commit, conv1d, flush, gdn, mamba2, prefill
 from trtllm_replayssm.runtime.pools.state_pools import StatePools
+from trtllm_replayssm.runtime.session.native_prompts import NativePrompts
 from trtllm_replayssm.runtime.session.step_context import Phase, StepContext
 
 
@@ -19,15 +21,24 @@ class StateOps:
     native: the CUDA kernels, for replay pools; None: the reference operations do everything.
     """
 
-    def __init__(self, pools: StatePools, native: NativeOps | None = None) -> None:
+    def __init__(
+        self, pools: StatePools, native: NativeOps | None = None, prompts: NativePrefill | None = None
+    ) -> None:
+        """prompts: the kernels for prompt chunks, where they serve the pools as well."""
         self._pools = pools
         self._native = native
+        self._prompts = None if prompts is None else NativePrompts(pools, prompts)
         self._waiting: Convolution | None = None
 
     @property
     def native(self) -> NativeOps | None:
         """The kernels, where they serve the pools."""
         return self._native
+
+    @property
+    def prompts(self) -> NativePrompts | None:
+        """The kernels for prompt chunks, where they serve the pools."""
+        return self._prompts
 
     def commit(self, rows: StepRows, accepted: Tensor) -> None:
         """Move the cursors of a decode step's rows; accepted [B], clamped to 0..num_tokens."""
@@ -84,6 +95,8 @@ class StateOps:
             if self._native is not None:
                 return self._native.mamba2_update(state, cursors, ctx.rows, x, k, q, dt, a, d_skip=d_skip)
             return mamba2.mamba2_update(state, cursors, ctx.rows, x, k, q, dt, a, d_skip=d_skip).to(x.dtype)
+        if self._prompts is not None:
+            return self._prompts.scan(ctx, layer, {"value": x, "k": k, "q": q, "dt": dt, "a": a, "skip": d_skip})
         out = torch.zeros(x.shape, device=x.device)
         for row in ctx.rows.active.tolist():
             n = int(ctx.rows.num_tokens[row])
@@ -102,6 +115,8 @@ class StateOps:
             if self._native is not None:
                 return self._native.gdn_update(state, cursors, ctx.rows, q, k, v, g, beta)
             return gdn.gdn_update(state, cursors, ctx.rows, q, k, v, g, beta).to(v.dtype)
+        if self._prompts is not None:
+            return self._prompts.scan(ctx, layer, {"value": v, "k": k, "q": q, "log_decay": g, "beta": beta})
         out = torch.zeros(v.shape, device=v.device)
         for row in ctx.rows.active.tolist():
             n = int(ctx.rows.num_tokens[row])

@@ -19,6 +19,7 @@ from trtllm_replayssm.errors import ConfigError, ContractError, UnsupportedError
 from trtllm_replayssm.ops import _abi, library, torch_ops
 from trtllm_replayssm.ops.layer_state import CursorTensors, ReplayLayerState, StepRows
 from trtllm_replayssm.ops.native import Convolution, NativeOps
+from trtllm_replayssm.ops.native_prefill import NativePrefill
 from trtllm_replayssm.ops.views import aligned, view
 from trtllm_replayssm.runtime.session import native_ops as choice
 from trtllm_replayssm.shapes import SsmKind
@@ -33,11 +34,13 @@ class FakeLibrary:
     def __init__(self, answer: int | Exception) -> None:
         self.answer, self.asked = answer, []
 
-    def update_workspace(self, args: _abi.UpdateArgs) -> int:
+    def update_workspace(self, args: _abi.UpdateArgs | _abi.PrefillArgs) -> int:
         self.asked.append(args)
         if isinstance(self.answer, Exception):
             raise self.answer
         return self.answer
+
+    prefill_workspace = update_workspace
 
 
 def layer(kind: SsmKind, act: torch.dtype = torch.bfloat16, **config: Any) -> tuple[ReplayLayerState, CursorTensors]:
@@ -175,6 +178,29 @@ def test_the_library_is_asked_about_the_pool_as_it_is(kind: SsmKind, read: State
         dtype = _abi.Dtype.FLOAT4_E2M1 if read is StateFormat.NVFP4 else _abi.Dtype.FLOAT8_E4M3
         assert args.read.dtype == dtype and list(args.read.shape) == list(args.checkpoint.shape)
         assert list(args.read.stride) == list(args.checkpoint.stride)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_prompts_ask_for_their_workspace_and_become_one_operation(kind: SsmKind) -> None:
+    state, cursors = layer(kind, max_step_tokens=4)
+    asked, s = FakeLibrary(24), state.shape
+    prefill = NativePrefill(asked)  # type: ignore[arg-type]
+    assert prefill.unsupported(state, cursors) is None
+    tokens = {
+        "value": torch.zeros(2, 9, s.heads, s.head_dim, dtype=torch.bfloat16),
+        "k": torch.zeros(2, 9, s.groups, s.state_dim, dtype=torch.bfloat16),
+        "q": torch.zeros(2, 9, s.groups, s.state_dim, dtype=torch.bfloat16),
+    }
+    gates = ("log_decay", "beta") if kind is SsmKind.GDN else ("dt",)
+    tokens |= {name: torch.zeros(2, 9, s.heads) for name in gates}
+    tokens |= {} if kind is SsmKind.GDN else {name: torch.zeros(s.heads) for name in ("a", "skip")}
+    rows = StepRows(torch.tensor([1, -1]), torch.tensor([9, 0]), torch.tensor([0]))
+    carry = torch.zeros(2, s.heads, s.head_dim, s.state_dim)
+    with pytest.raises(ContractError, match="replayssm::prefill: device: expected CUDA tensors"):
+        prefill.scan(state, cursors, rows, tokens, torch.zeros(2, dtype=torch.int32), carry)
+    args = asked.asked[-1]
+    assert list(args.value.shape) == [2, 9, s.heads, s.head_dim] and list(args.carry.shape) == list(carry.shape)
+    assert args.ring_k.data == state.ring_key.data_ptr() and args.carry_index.rank == 1
 
 
 def test_what_the_library_refuses_is_said_in_its_words() -> None:

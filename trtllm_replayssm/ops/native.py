@@ -115,7 +115,7 @@ class NativeOps:
         self, state: ReplayLayerState, cursors: CursorTensors, rows: StepRows, tokens: dict[str, Tensor | None]
     ) -> Tensor:
         out: Tensor = torch.ops.replayssm.update(
-            **_integers(state), flags=0, slot=rows.slot.int(), num_tokens=rows.num_tokens.int(),
+            **layer_numbers(state), flags=0, slot=rows.slot.int(), num_tokens=rows.num_tokens.int(),
             **registers(cursors), **tokens, **state_tensors(state), workspace=self._workspace,
         )  # fmt: skip
         return out
@@ -136,7 +136,7 @@ class NativeOps:
                 "slot": padding, "num_tokens": padding, "value": values, "k": keys, "q": keys, "out": values, **inputs,
                 **registers(cursors), **state_tensors(state),
             },
-            **_integers(state),
+            **layer_numbers(state),
         )  # fmt: skip
         return args
 
@@ -145,7 +145,8 @@ class NativeOps:
             self._workspace = torch.zeros(size, dtype=torch.uint8, device=self._workspace.device)
 
 
-def _integers(state: ReplayLayerState) -> dict[str, int]:
+def layer_numbers(state: ReplayLayerState) -> dict[str, int]:
+    """What the ABI's structs say of a layer in integers."""
     kind = int(_KINDS[state.shape.kind])
     return {"kind": kind, "window": state.config.window, "layer": state.layer, "head_offset": 0}
 

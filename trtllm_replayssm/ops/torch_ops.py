@@ -76,6 +76,14 @@ UPDATE = Signature.of(
     "ring_value ring_k ring_dt ring_key_factor? ring_v? ring_beta? workspace",
     like="value",
 )
+PREFILL = Signature.of(
+    "prefill",
+    "kind window layer head_offset flags",
+    f"{_CONTEXT} row_flags? carry_index? origin h position? seed? {_TOKENS} "
+    "ring_value ring_k ring_dt ring_key_factor? ring_v? ring_beta?",
+    "checkpoint checkpoint_scale? read? read_scale? read_head_scale? carry? workspace",
+    like="value",
+)
 COMMIT = Signature.of("commit", "window ring_rows", f"{_CONTEXT} accepted", "origin h position", like=None)
 CONVENTIONAL = Signature.of("conventional_update", "kind flags", f"{_CONTEXT} entry? {_TOKENS}", "state", like="value")
 
@@ -171,6 +179,7 @@ def _register(signature: Signature, call: Call) -> None:
 
 
 _register(UPDATE, _with_workspace(_abi.UpdateArgs, "update"))
+_register(PREFILL, _with_workspace(_abi.PrefillArgs, "prefill"))
 _register(COMMIT, _without_workspace(_abi.CommitArgs, "commit"))
 _register(CONVENTIONAL, _without_workspace(_abi.ConventionalArgs, "conventional_update"))
 _register(CONV1D_UPDATE, _without_workspace(_abi.Conv1dArgs, "conv1d_update"))

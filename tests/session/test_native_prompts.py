@@ -1,0 +1,68 @@
+"""Where the kernels take a prompt chunk's state from and leave it, row by row; the kernel itself is a recorder here."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from tests.session.sessions import open_session
+from trtllm_replayssm.ops._abi import PrefillFlag
+from trtllm_replayssm.ops.layer_state import StepRows
+from trtllm_replayssm.runtime.session.native_prompts import NativePrompts
+from trtllm_replayssm.runtime.session.step_context import Phase, StepContext
+
+ZERO, FROM, TO = PrefillFlag.FROM_ZERO, PrefillFlag.FROM_CARRY, PrefillFlag.TO_CARRY
+
+
+class Recorder:
+    """Stands for NativePrefill: keeps what it is given and leaves each row's number in its carry."""
+
+    def __init__(self) -> None:
+        self.flags: list[int] = []
+        self.before: torch.Tensor | None = None
+
+    def scan(self, state: Any, cursors: Any, rows: StepRows, tokens: Any, row_flags: Any, carry: Any) -> torch.Tensor:
+        self.flags = row_flags.tolist()
+        self.before = None if carry is None else carry.clone()
+        if carry is not None:
+            carry += torch.arange(1, len(carry) + 1)[:, None, None, None]
+        return tokens["value"]
+
+
+def chunk(slots: list[int], counts: list[int], starts: list[int], last: list[bool]) -> StepContext:
+    slot, count = torch.tensor(slots), torch.tensor(counts)
+    active = torch.nonzero((slot >= 0) & (count > 0)).flatten()
+    rows = StepRows(slot, count, active)
+    return StepContext(Phase.PREFILL, rows, torch.tensor(starts), max(counts), torch.tensor(last))
+
+
+@pytest.fixture
+def pools() -> Any:
+    session = open_session("nemotron-dense")
+    return SimpleNamespace(ssm=session.pools.ssm, cursors=session.pools.cursors, carries={})
+
+
+def test_rows_start_from_nothing_a_checkpoint_or_a_carry_and_leave_a_carry_until_the_prompt_ends(pools: Any) -> None:
+    recorder = Recorder()
+    prompts = NativePrompts(pools, recorder)  # type: ignore[arg-type]
+    layer, tokens = next(iter(pools.ssm)), {"value": torch.zeros(5, 3, 4, 16)}
+    pools.carries = {2: {layer: torch.full((4, 16, 32), 10.0)}}
+    prompts.scan(
+        chunk([0, 1, 2, -1, 3], [3, 2, 3, 3, 3], [0, 7, 5, 0, 0], [True, True, False, True, False]), layer, tokens
+    )
+    assert recorder.flags == [int(ZERO), 0, int(FROM | TO), 0, int(ZERO | TO)]
+    assert recorder.before is not None and (recorder.before[2] == 10.0).all()
+    assert {slot: float(states[layer][0, 0, 0]) for slot, states in pools.carries.items()}[2] == 13.0
+    assert set(pools.carries) == {2, 3} and pools.carries[3][layer].shape == (4, 16, 32)
+
+
+def test_chunks_without_a_carry_give_the_kernel_none(pools: Any) -> None:
+    recorder = Recorder()
+    layer = next(iter(pools.ssm))
+    NativePrompts(pools, recorder).scan(  # type: ignore[arg-type]
+        chunk([0, 1], [2, 0], [0, 9], [True, False]), layer, {"value": torch.zeros(2, 2, 4, 16)}
+    )
+    assert recorder.flags == [int(ZERO), 0] and recorder.before is None and pools.carries == {}
