@@ -1,5 +1,5 @@
 // Times the list's float32 cases over the C ABI on full windows, cold L2, after a correctness gate; prints JSON lines.
-//   replayssm_bench [--list] [--suite NAMES] [--shape NAMES] [--rows NUMBERS] [--tokens NUMBERS]   (comma separated)
+//   replayssm_bench [--list] [--suite NAMES] [--operation NAMES] [--shape NAMES] [--rows NUMBERS] [--tokens NUMBERS]
 // --list prints the cases with the bytes they must move and needs no GPU.
 #include <cstring>
 #include <map>
@@ -13,7 +13,7 @@ namespace {
 
 struct Options {
   bool list = false;
-  std::string suite, shape, rows, tokens;
+  std::string suite, operation, shape, rows, tokens;  // comma separated; empty: all
 };
 
 bool among(const std::string& names, const std::string& name) {
@@ -22,8 +22,11 @@ bool among(const std::string& names, const std::string& name) {
 
 Options parse(int argc, char** argv) {
   Options options;
-  std::map<std::string, std::string*> named{{"--suite", &options.suite}, {"--shape", &options.shape},
-                                            {"--rows", &options.rows}, {"--tokens", &options.tokens}};
+  std::map<std::string, std::string*> named{{"--suite", &options.suite},
+                                            {"--operation", &options.operation},
+                                            {"--shape", &options.shape},
+                                            {"--rows", &options.rows},
+                                            {"--tokens", &options.tokens}};
   for (int i = 1; i < argc; ++i) {
     std::string name = argv[i];
     if (name == "--list") {
@@ -31,7 +34,7 @@ Options parse(int argc, char** argv) {
     } else if (named.count(name) != 0 && i + 1 < argc) {
       *named[name] = argv[++i];
     } else {
-      throw std::runtime_error("expected --list, --suite, --shape, --rows or --tokens and a value, got " + name);
+      throw std::runtime_error("expected --list, --suite, --operation, --shape, --rows or --tokens and a value, got " + name);
     }
   }
   return options;
@@ -137,7 +140,8 @@ int runAll(const Options& options) {
     if (!among(options.shape, shape.name)) continue;
     std::vector<Case> cases;
     for (const Case& c : case_list::kCases) {
-      if (!among(options.suite, c.suite) || !among(options.rows, std::to_string(c.rows)) ||
+      if (!among(options.suite, c.suite) || !among(options.operation, operationName(c.operation)) ||
+          !among(options.rows, std::to_string(c.rows)) ||
           !among(options.tokens, std::to_string(c.tokens))) {
         continue;
       }

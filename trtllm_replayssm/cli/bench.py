@@ -24,6 +24,9 @@ def add_command(commands: Any) -> None:
         "built, prints no speed.",
     )  # fmt: skip
     kernel.add_argument("--suite", help=f"comma separated; of {', '.join(suites())} (default: all)")
+    kernel.add_argument(
+        "--operation", help=f"comma separated; of {', '.join(o.value for o in Operation)} (default: all)"
+    )
     kernel.add_argument("--shape", help=f"comma separated; of {', '.join(kernel_shapes())} (default: all)")
     kernel.add_argument("--rows", help="batch sizes, comma separated (default: all of the list)")
     kernel.add_argument("--tokens", help="tokens of a step, comma separated (default: all of the list)")
@@ -56,7 +59,9 @@ def run(arguments: argparse.Namespace) -> int:
 def select(arguments: argparse.Namespace) -> list[KernelCase]:
     """The cases that the options name, a shape's conventional ones first. Raises ConfigError when there is none."""
     wanted: list[tuple[str, Callable[[KernelCase], str], str | None]] = [
-        ("suite", lambda c: c.suite, arguments.suite), ("shape", lambda c: c.shape_name, arguments.shape),
+        ("suite", lambda c: c.suite, arguments.suite),
+        ("operation", lambda c: c.operation.value, arguments.operation),
+        ("shape", lambda c: c.shape_name, arguments.shape),
         ("rows", lambda c: str(c.rows), arguments.rows), ("tokens", lambda c: str(c.tokens), arguments.tokens),
     ]  # fmt: skip
     cases = list(kernel_cases())
