@@ -3,11 +3,14 @@
 A network is given away (`emit`) as soon as it ends, so that only one lives at a time. What it must mark as output is
 known only when later parts have been traced; so a model runs twice, first with a `Needs` that collects the names that
 cross a cut (weights are then untouched zero pages), then for real.
+
+A native operation does not cut at once: layers that do not need its output still join the network before it, so that a
+recurrent layer's projections, gates and decays are one engine. The cut comes when a layer asks for the output.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -68,6 +71,7 @@ class ProgramBuilder:
         self._steps: list[EngineStep | OpStep] = []
         self._crossing: dict[str, TensorSpec] = {}
         self._counts: dict[str, int] = {}
+        self._waiting: list[OpStep] = []
         self._open()
 
     def _open(self) -> None:
@@ -91,8 +95,21 @@ class ProgramBuilder:
         last = spec.dims[-1]
         return Value(spec.name, 0, last if isinstance(last, int) else 0)
 
+    def tensors(self, values: Sequence[Value]) -> list[Any]:
+        """The library's tensors of values in one network, the current one from now on: cuts first where it must.
+
+        HAZARD: ask for all operands of a layer at once, and for `network` after that.
+        """
+        waiting = {name for step in self._waiting for name in step.outputs.values()}
+        if any(value.name in waiting for value in values):
+            self.cut("before " + " and ".join(step.outputs["out"] for step in self._waiting))
+        return [self._tensor(value) for value in values]
+
     def tensor(self, value: Value) -> Any:
-        """The library's tensor of a value in the current network; a slice where the value is a part."""
+        """As `tensors`, of one value; a slice where the value is a part."""
+        return self.tensors([value])[0]
+
+    def _tensor(self, value: Value) -> Any:
         spec = self._specs[value.name]
         whole = self._whole(spec)
         if value.width in (0, spec.dims[-1]):
@@ -135,23 +152,23 @@ class ProgramBuilder:
     def native(
         self, op: str, layer: int, inputs: dict[str, Value], weights: dict[str, str], width: int, activation: str
     ) -> Value:
-        """End the network, run a native operation and take its output `out` [B, T, width] for later networks.
+        """Run a native operation behind the current network -> its output `out` [B, T, width], for later networks.
 
         layer: -1 for an operation without state.
         """
         for value in inputs.values():
             self._crosses(self._specs[value.name])
         name = self._unique(op if layer < 0 else f"layer.{layer}.{op}")
-        self.cut(f"before {name}")
         self._specs[name] = TensorSpec(name=name, dtype=activation, dims=("B", "T", width))
         self._crossing[name] = self._specs[name]
         views = {k: View(tensor=v.name, start=v.start, width=v.width) for k, v in inputs.items()}
-        step = OpStep(op=op, layer=layer, inputs=views, outputs={"out": name}, weights=weights)
-        self._steps.append(step)
+        self._waiting.append(OpStep(op=op, layer=layer, inputs=views, outputs={"out": name}, weights=weights))
         return Value(name, 0, width)
 
     def cut(self, label: str, share: str | None = None) -> None:
-        """End the current network where the flavour is segmented; one without wanted outputs is left out."""
+        """End the current network where the flavour is segmented, and run the operations that wait for it; a network
+        without wanted outputs is left out.
+        """
         if self.segmented:
             self._close(label, share)
 
@@ -180,6 +197,8 @@ class ProgramBuilder:
                 outputs={s.name: s.name for s in segment.outputs},
             )  # fmt: skip
             self._steps.append(step)
+        self._steps += self._waiting
+        self._waiting = []
         self._open()
 
     def _crosses(self, spec: TensorSpec) -> None:

@@ -75,38 +75,44 @@ class TrtGraph:
         return embedded
 
     def linear(self, x: Value, weight: str) -> Value:
-        matrix = self._parameters.matrix(weight)
-        out = linear(self._net, self._tensor(x), weight, matrix)
+        matrix, tensor = self._parameters.matrix(weight), self._tensor(x)
+        out = linear(self._net, tensor, weight, matrix)
         return self._put(out, weight.removesuffix(".weight") + ".out", matrix.shape[0])
 
     def lm_head(self, x: Value, weight: str) -> Value:
         self._program.cut("before output head")
-        matrix = self._parameters.matrix(weight)
-        out = self._net.wide(linear(self._net, self._tensor(x), weight, matrix))
+        matrix, tensor = self._parameters.matrix(weight), self._tensor(x)
+        out = self._net.wide(linear(self._net, tensor, weight, matrix))
         name = self._program.put(out, LOGITS, "float32", "B", "K", matrix.shape[0], exact=True)
         self._program.keep(name)
         self._program.cut("output head", share=f"output head {weight}")
         return Value(name, 0, matrix.shape[0])
 
     def add(self, a: Value, b: Value) -> Value:
-        return self._like(a, self._net.binary(self._tensor(a), self._tensor(b), "SUM", "add"), "sum")
+        left, right = self._program.tensors([a, b])
+        return self._like(a, self._net.binary(left, right, "SUM", "add"), "sum")
 
     def mul(self, a: Value, b: Value) -> Value:
-        return self._like(a, self._net.binary(self._tensor(a), self._tensor(b), "PROD", "mul"), "product")
+        left, right = self._program.tensors([a, b])
+        return self._like(a, self._net.binary(left, right, "PROD", "mul"), "product")
 
     def silu(self, x: Value) -> Value:
-        return self._like(x, self._net.narrow(silu(self._net, self._tensor(x))), "silu")
+        tensor = self._tensor(x)
+        return self._like(x, self._net.narrow(silu(self._net, tensor)), "silu")
 
     def sigmoid(self, x: Value) -> Value:
-        wide = self._net.wide(self._tensor(x))
+        tensor = self._tensor(x)
+        wide = self._net.wide(tensor)
         return self._like(x, self._net.narrow(self._net.activate(wide, "SIGMOID", "sigmoid")), "sigmoid")
 
     def relu2(self, x: Value) -> Value:
-        positive = self._net.activate(self._net.wide(self._tensor(x)), "RELU", "relu")
+        tensor = self._tensor(x)
+        positive = self._net.activate(self._net.wide(tensor), "RELU", "relu")
         return self._like(x, self._net.narrow(self._net.binary(positive, positive, "PROD", "square")), "relu2")
 
     def concat(self, parts: Sequence[Value]) -> Value:
-        joined = self._net.concat_last([self._tensor(p) for p in parts], "concat")
+        tensors = self._program.tensors(parts)
+        joined = self._net.concat_last(tensors, "concat")
         return self._put(joined, "joined", sum(p.width for p in parts))
 
     def split(self, x: Value, sizes: Sequence[int]) -> list[Value]:
@@ -114,27 +120,29 @@ class TrtGraph:
         return [Value(x.name, s, w, x.heads, x.heads_first) for s, w in zip(starts, sizes, strict=True)]
 
     def split_heads(self, x: Value, heads: int) -> Value:
-        width = x.width // heads
-        split = self._net.reshape(self._tensor(x), (0, 0, heads, width), "split heads")
+        width, tensor = x.width // heads, self._tensor(x)
+        split = self._net.reshape(tensor, (0, 0, heads, width), "split heads")
         return self._put(split, "heads", heads, width)
 
     def merge_heads(self, x: Value) -> Value:
         assert x.heads is not None
         order = (0, 2, 1, 3) if x.heads_first else (0, 1, 2, 3)
-        ordered = self._net.transpose(self._tensor(x), order, "order heads")
-        width = x.heads * x.width
+        width, tensor = x.heads * x.width, self._tensor(x)
+        ordered = self._net.transpose(tensor, order, "order heads")
         return self._put(self._net.reshape(ordered, (0, 0, width), "merge heads"), "merged", width)
 
     def rms_norm(self, x: Value, weight: str, eps: float, *, unit_offset: bool) -> Value:
+        tensor = self._tensor(x)
         scale = self._vector(weight, rank=3 if x.heads is None else 4, offset=float(unit_offset))
-        normal = normalised(self._net, self._net.wide(self._tensor(x)), eps)
+        normal = normalised(self._net, self._net.wide(tensor), eps)
         return self._like(x, self._net.narrow(self._net.binary(normal, scale, "PROD", "norm weight")), "normed")
 
     def gated_rms_norm(
         self, x: Value, gate: Value, weight: str, eps: float, *, groups: int, gate_first: bool
     ) -> Value:
+        tensor, gate_tensor = self._program.tensors([x, gate])
         net = self._net
-        wide, opening = net.wide(self._tensor(x)), silu(net, self._tensor(gate))
+        wide, opening = net.wide(tensor), silu(net, gate_tensor)
         if gate_first:
             wide = net.binary(wide, opening, "PROD", "gate")
         normal = normalised(net, net.reshape(wide, (0, 0, groups, x.width // groups), "norm groups"), eps)
@@ -146,15 +154,16 @@ class TrtGraph:
 
     def rope(self, x: Value, rotary_dim: int, theta: float) -> Value:
         assert x.heads is not None and not x.heads_first
-        first = self._net.transpose(self._tensor(x), (0, 2, 1, 3), "heads first")
-        positions = self._tensor(self.inputs[POSITIONS])
+        tensor, positions = self._program.tensors([x, self.inputs[POSITIONS]])
+        first = self._net.transpose(tensor, (0, 2, 1, 3), "heads first")
         turned = rotary(self._net, first, positions, rotary_dim, theta, self._depth)
         return self._put_heads_first(turned, "turned", x.heads, x.width)
 
     def attention(self, q: Value, k: Value, v: Value, *, layer: int, shape: AttentionShape) -> Value:
         name = f"layer.{layer}.attention"
         q, k, v = (self._heads_first(x) for x in (q, k, v))
-        scaled = scaled_query(self._net, self._tensor(q), name)
+        query = self._tensor(q)
+        scaled = scaled_query(self._net, query, name)
         q = self._put_heads_first(scaled, f"{name} query", shape.heads, shape.head_dim)
         self._program.cut(f"before {name}")
         position, positions = (self._tensor(self.inputs[n]) for n in (POSITION, POSITIONS))
@@ -174,7 +183,8 @@ class TrtGraph:
         self, x: Value, k: Value, q: Value, dt: Value, *, layer: int, shape: SsmShape,
         a_log: str, d_skip: str, dt_bias: str,
     ) -> Value:  # fmt: skip
-        raw = self._net.wide(self._tensor(dt))
+        tensor = self._tensor(dt)
+        raw = self._net.wide(tensor)
         step = softplus(self._net, self._net.binary(raw, self._vector(dt_bias), "SUM", "dt bias"))
         name = self._program.put(step, f"layer.{layer}.dt", "float32", shape.heads)
         inputs = {"x": x, "k": k, "q": q, "dt": Value(name, 0, shape.heads)}
@@ -184,11 +194,12 @@ class TrtGraph:
         self, q: Value, k: Value, v: Value, a: Value, b: Value, *, layer: int, shape: SsmShape,
         a_log: str, dt_bias: str,
     ) -> Value:  # fmt: skip
+        rate_in, beta_in = self._program.tensors([a, b])
         net = self._net
-        step = softplus(net, net.binary(net.wide(self._tensor(a)), self._vector(dt_bias), "SUM", "dt bias"))
+        step = softplus(net, net.binary(net.wide(rate_in), self._vector(dt_bias), "SUM", "dt bias"))
         rate = net.constant(f"-exp {a_log}", -np.exp(self._parameters.vector(a_log)), shape=(1, 1, shape.heads))
         decay = net.binary(step, rate, "PROD", "log decay")
-        beta = net.activate(net.wide(self._tensor(b)), "SIGMOID", "beta")
+        beta = net.activate(net.wide(beta_in), "SIGMOID", "beta")
         decay_name = self._program.put(decay, f"layer.{layer}.log_decay", "float32", shape.heads)
         beta_name = self._program.put(beta, f"layer.{layer}.beta", "float32", shape.heads)
         inputs = {
@@ -198,9 +209,10 @@ class TrtGraph:
         return self._native.run(GDN, layer, inputs, {}, shape.inner, shape)
 
     def moe(self, x: Value, names: MoeNames, shape: MoeShape) -> Value:
-        net, module = self._net, names.router.removesuffix(".weight")
+        tensor, module = self._tensor(x), names.router.removesuffix(".weight")
+        net = self._net
         table = dense_constant(net, names.router, self._dense(names.router), dtype="float32")
-        logits = net.matmul_transposed(net.wide(self._tensor(x)), table, module)
+        logits = net.matmul_transposed(net.wide(tensor), table, module)
         bias = None if names.router_bias is None else self._parameters.vector(names.router_bias)
         ids, weights = route(net, logits, bias, shape, module)
         ids_name = self._program.put(ids, f"{names.experts}.ids", "int32", shape.top_k)
@@ -221,7 +233,8 @@ class TrtGraph:
         return self.add(routed, shared)
 
     def select_tokens(self, x: Value) -> Value:
-        gather = self._net.definition.add_gather(self._tensor(x), self._tensor(self.inputs[TOKEN_INDEX]), 1)
+        tensor, index = self._program.tensors([x, self.inputs[TOKEN_INDEX]])
+        gather = self._net.definition.add_gather(tensor, index, 1)
         gather.num_elementwise_dims = 1
         out = self._net.named(gather, "select tokens")
         name = self._program.put(out, "selected", self._activation, "B", "K", x.width, exact=True)
@@ -242,7 +255,8 @@ class TrtGraph:
 
     def _scale(self, x: Value, factor: Value) -> Value:
         """x [B, T, width] times factor [B, T, 1]."""
-        return self._like(x, self._net.binary(self._tensor(factor), self._tensor(x), "PROD", "mul"), "product")
+        scale, tensor = self._program.tensors([factor, x])
+        return self._like(x, self._net.binary(scale, tensor, "PROD", "mul"), "product")
 
     def _tensor(self, value: Value) -> Any:
         return self._program.tensor(value)
@@ -266,8 +280,9 @@ class TrtGraph:
         if x.heads_first:
             return x
         assert x.heads is not None
-        tensor = self._net.transpose(self._tensor(x), (0, 2, 1, 3), "heads first")
-        return self._put_heads_first(tensor, "heads_first", x.heads, x.width)
+        tensor = self._tensor(x)
+        first = self._net.transpose(tensor, (0, 2, 1, 3), "heads first")
+        return self._put_heads_first(first, "heads_first", x.heads, x.width)
 
     def _dense(self, name: str) -> DenseMatrix:
         matrix = self._parameters.matrix(name)
