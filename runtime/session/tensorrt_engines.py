@@ -26,7 +26,9 @@ class TensorRtEngines:
     def __init__(self, directory: Path, manifest: Manifest, plugin_library: str | Path | None = None) -> None:
         """Raises ConfigError or EngineMismatchError when library, GPU and bundle do not fit."""
         trt = _library(manifest)
-        if manifest.build.flavour == PLUGIN_FLAVOUR:
+        self._plugins = manifest.build.flavour == PLUGIN_FLAVOUR
+        self._kernels: Any = None  # RTX: the cache of compiled kernels
+        if self._plugins:
             _load_plugins(trt, plugin_library)
         self._trt = trt
         self._messages: list[str] = []
@@ -62,13 +64,28 @@ class TensorRtEngines:
     def _context(self, engine: str, profile: int, stream: int) -> Any:
         key = (engine, profile)
         if key not in self._contexts:
-            strategy = self._trt.ExecutionContextAllocationStrategy.USER_MANAGED
-            context = self._engines[engine].create_execution_context(strategy)
+            context = self._new_context(self._engines[engine])
             if context is None or not context.set_optimization_profile_async(profile, stream):
                 raise DeviceError("run engine", engine, expected="an execution context", got=self._last_message())
             context.set_device_memory(self._scratch.data_ptr(), self._scratch.numel())
             self._contexts[key] = context
         return self._contexts[key]
+
+    def _new_context(self, engine: Any) -> Any:
+        """A context over the shared scratch. RTX compiles kernels for the shapes it meets: all at the first use of a
+        shape, kept in one cache, so that no step waits for one later.
+        """
+        trt = self._trt
+        strategy = trt.ExecutionContextAllocationStrategy.USER_MANAGED
+        if self._plugins:
+            return engine.create_execution_context(strategy)
+        config = engine.create_runtime_config()
+        config.set_execution_context_allocation_strategy(strategy)
+        config.dynamic_shapes_kernel_specialization_strategy = trt.DynamicShapesKernelSpecializationStrategy.EAGER
+        if self._kernels is None:
+            self._kernels = config.create_runtime_cache()
+        config.set_runtime_cache(self._kernels)
+        return engine.create_execution_context(config)
 
     def _load(self, path: Path) -> Any:
         engine = self._runtime.deserialize_cuda_engine(path.read_bytes())
