@@ -70,7 +70,7 @@ setup(
     packages=sorted(PACKAGES),
     package_dir=PACKAGES,
     package_data={
-        PACKAGE: ["py.typed", "presets/*.json"],
+        PACKAGE: ["py.typed", "presets/*.json", "native/*.so"],  # the library where it was installed before packaging
         f"{PACKAGE}.bench": ["*.inc"],
         f"{PACKAGE}.runtime.server": ["*.html"],
     },
