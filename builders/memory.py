@@ -24,13 +24,13 @@ def release_mapped(arrays: Iterable[NDArray[Any]]) -> None:
     """
     released = set()
     for array in arrays:
-        mapping = _mapping(array)
+        mapping = mapping_of(array)
         if mapping is not None and id(mapping) not in released:
             released.add(id(mapping))
             mapping.madvise(mmap.MADV_DONTNEED)
 
 
-def _mapping(array: Any) -> mmap.mmap | None:
+def mapping_of(array: Any) -> mmap.mmap | None:
     """The mapping at the end of an array's chain of bases, None for memory of its own."""
     while array is not None and not isinstance(array, mmap.mmap):
         array = array.obj if isinstance(array, memoryview) else getattr(array, "base", None)

@@ -14,6 +14,7 @@ from tests.builders.bundles import Traced, trace_networks
 from tests.builders.evaluator import decoded_weight
 from tests.builders.quantised import TINY, mixed_checkpoint
 from tests.session.sessions import CHECKPOINTS
+from trtllm_replayssm.builders.memory import mapping_of, release_mapped
 from trtllm_replayssm.builders.native_weights import write_native_weights
 from trtllm_replayssm.builders.network import Constant
 from trtllm_replayssm.builders.options import BuildOptions
@@ -103,3 +104,15 @@ def test_the_dense_nvfp4_choice_quantises_the_dense_layers_and_nothing_else() ->
                 np.testing.assert_array_equal(
                     decoded_weight(constants, matrix), parameters.matrix(matrix).dequantize(), err_msg=matrix
                 )
+
+
+def test_dense_weights_are_the_mapped_bytes_and_can_be_let_go() -> None:
+    """No copy of a BF16 matrix is made, and after `release_mapped` it is still readable."""
+    with Checkpoint.open(CHECKPOINTS / "nemotron-dense") as checkpoint:
+        constants = constants_of(trace_networks(CheckpointParameters(checkpoint), OPTIONS))
+        array = constants["lm_head.weight"].array
+        assert np.shares_memory(array, checkpoint.matrix("lm_head.weight").data)
+        before = array.tobytes()
+        release_mapped(constant.array for constant in constants.values())
+        assert array.tobytes() == before and mapping_of(array) is not None
+        assert mapping_of(np.zeros(3)) is None

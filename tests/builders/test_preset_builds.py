@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -52,14 +54,21 @@ OPTIONS = BuildOptions(
 PROCESS_BYTES = 400 * MIB
 
 
+@pytest.fixture
+def destination(tmp_path: Path) -> Iterator[Path]:
+    """Where a bundle is built; gone after the test, since pytest keeps the folders of several runs."""
+    yield tmp_path / "bundle"
+    shutil.rmtree(tmp_path / "bundle", ignore_errors=True)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("preset", PERIODS)
-def test_one_decoder_period_builds_at_real_shapes(preset: str, tmp_path: Path) -> None:
+def test_one_decoder_period_builds_at_real_shapes(preset: str, destination: Path) -> None:
     layers, kinds = PERIODS[preset]
     geometry = replace(slice_geometry(preset_geometry(preset), layers, mtp=False), vocab=4096)
     assert set(geometry.layers) == kinds
     parameters = RandomParameters(geometry, preset, first_layer=layers[0])
-    report = build(parameters, preset_config(preset), tmp_path / "bundle", OPTIONS, with_weights=False)
+    report = build(parameters, preset_config(preset), destination, OPTIONS, with_weights=False)
     assert_quantised_matmuls(report.manifest, report.records, parameters)
     assert_all_matmuls_named(report.records, parameters)
     assert_no_cache_copies(report.manifest, report.records)
@@ -85,11 +94,11 @@ def test_a_slice_keeps_the_formats_of_its_own_layers() -> None:
 
 
 @pytest.mark.slow
-def test_memory_is_bounded_by_the_largest_engine(tmp_path: Path) -> None:
+def test_memory_is_bounded_by_the_largest_engine(destination: Path) -> None:
     """The whole vocabulary of Super: two engines of a gigabyte each, in a process of their own."""
     command = [
         sys.executable, "-m", "trtllm_replayssm", "build", "--preset", SUPER, "--random-weights", "--layers", "0-0",
-        "--no-mtp", "--engines-only", "--target", "12.0", "--json", "--output", str(tmp_path / "bundle"),
+        "--no-mtp", "--engines-only", "--target", "12.0", "--json", "--output", str(destination),
     ]  # fmt: skip
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)

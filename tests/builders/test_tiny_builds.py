@@ -6,6 +6,8 @@ that scratch is bounded. The engines cannot be run on this machine; what their n
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -38,6 +40,13 @@ def options(target: str, weights: str = "checkpoint") -> BuildOptions:
     )
 
 
+@pytest.fixture
+def destination(tmp_path: Path) -> Iterator[Path]:
+    """Where a bundle is built; gone after the test, since pytest keeps the folders of several runs."""
+    yield tmp_path / "bundle"
+    shutil.rmtree(tmp_path / "bundle", ignore_errors=True)
+
+
 def build_and_check(checkpoint: Path, destination: Path, wanted: BuildOptions) -> BuildReport:
     with checkpoint_source(checkpoint, wanted) as source:
         report = build(source.parameters, source.config, destination, wanted, tokenizer=source.tokenizer)
@@ -51,8 +60,7 @@ def build_and_check(checkpoint: Path, destination: Path, wanted: BuildOptions) -
 @pytest.mark.slow
 @pytest.mark.parametrize("target", ["8.9", "12.0"])
 @pytest.mark.parametrize("name", TINY)
-def test_bf16_checkpoints_build(name: str, target: str, tmp_path: Path) -> None:
-    destination = tmp_path / "bundle"
+def test_bf16_checkpoints_build(name: str, target: str, destination: Path) -> None:
     report = build_and_check(require_model(name), destination, options(target))
     manifest = read_manifest(destination)
     assert manifest == report.manifest
@@ -94,21 +102,21 @@ def check_steps(steps: tuple[EngineStep | OpStep, ...], destination: Path) -> No
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TINY)
-def test_mixed_checkpoints_run_their_quantised_matmuls_in_fp4_and_fp8(name: str, tmp_path: Path) -> None:
-    report = build_and_check(mixed_checkpoint(name), tmp_path / "bundle", options("12.0"))
+def test_mixed_checkpoints_run_their_quantised_matmuls_in_fp4_and_fp8(name: str, destination: Path) -> None:
+    report = build_and_check(mixed_checkpoint(name), destination, options("12.0"))
     formats = [fmt.value for record in report.records for fmt in record.quantised.values()]
     assert formats.count("nvfp4") >= 10 and formats.count("fp8") >= 4
 
 
 @pytest.mark.parametrize(("weights", "refused"), [("checkpoint", True), ("bf16", False)])
 def test_a_gpu_without_fp4_is_refused_unless_the_weights_are_dequantised(
-    weights: str, refused: bool, tmp_path: Path
+    weights: str, refused: bool, destination: Path
 ) -> None:
     wanted = options("8.9", weights)
     with checkpoint_source(mixed_checkpoint("nemotron-tiny"), wanted, mtp=False) as source:
         if not refused:
-            build(source.parameters, source.config, tmp_path / "bundle", wanted, with_weights=False)
+            build(source.parameters, source.config, destination, wanted, with_weights=False)
             return
         with pytest.raises(UnsupportedError, match="--weights bf16"):
-            build(source.parameters, source.config, tmp_path / "bundle", wanted)
-    assert not (tmp_path / "bundle").exists() and not list(tmp_path.iterdir())
+            build(source.parameters, source.config, destination, wanted)
+    assert not list(destination.parent.iterdir())
