@@ -24,7 +24,7 @@ ROOMS = {
     "_version": "contract", "errors": "contract", "dtypes": "contract", "shapes": "contract", "params": "contract",
     "checks": "contract", "config": "contract", "graph": "contract", "bindings": "contract", "manifest": "contract",
     "spec": "spec", "spec.philox": "rules", "spec.formats": "rules", "spec.accept": "rules",
-    "spec.cursors": "rules", "spec.traffic": "rules",
+    "spec.cursors": "rules", "spec.traffic": "rules", "spec.decay_skip": "rules", "spec.adaptive_window": "rules",
     "models": "models", "weights": "weights", "ops": "ops", "cli": "cli",
     "bench": "bench", "bench.cases": "bench cases",
     "builders": "builders", "__main__": "cli",
@@ -36,7 +36,7 @@ ROOMS = {
     "runtime.speculative": "speculative",
     "runtime.scheduler": "scheduler",
     "runtime.prefix": "prefix", "runtime.transfer": "transfer",
-    "runtime.session": "session",
+    "runtime.session": "session", "runtime.evaluation": "evaluation",
     "runtime.session.base": "session interface",
     "runtime.<file>": "engine parts",
     "runtime.engine": "engine", "runtime.replica": "replica",
@@ -66,6 +66,7 @@ MAY_IMPORT = {
     "scheduler": {"contract", "rules", "slots", "sampling", "speculative", "text"},
     "session interface": {"contract"},
     "session": {"contract", "rules", "models", "weights", "ops", "slots", "pools", "session interface"},
+    "evaluation": {"contract", "rules", "weights", "ops", "pools", "session interface", "session", "text"},
     "prefix": {"contract", "rules", "scheduler", "session interface"},
     "transfer": {"contract", "sampling", "text", "speculative", "scheduler", "session interface"},
     "engine parts": _HOST | {"session interface", "prefix"},
@@ -75,7 +76,7 @@ MAY_IMPORT = {
     "llm": _HOST | {"engine parts", "session interface", "engine", "replica"},
     "server": {"contract", "package", "sampling", "text", "engine parts", "engine", "llm"},
     "cli": {"contract", "package", "models", "weights", "builders", "sampling", "text", "rules"}
-    | {"ops", "bench", "bench cases"}
+    | {"ops", "bench", "bench cases", "evaluation"}
     | {"engine parts", "engine", "llm", "server"},
 }
 
@@ -99,6 +100,7 @@ MAY_USE = {
     "speculative": {"numpy"},
     "scheduler": {"numpy"},
     "session interface": {"numpy"},
+    "evaluation": {"torch", "numpy", "matplotlib"},  # matplotlib for figures only, an extra
     "prefix": set(),
     "transfer": {"numpy", "safetensors"},
     "session": {"torch", "numpy", "ml_dtypes", "tensorrt", "tensorrt_rtx", "cuda"},

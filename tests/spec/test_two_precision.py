@@ -98,7 +98,7 @@ def test_re_derivation_removes_the_low_precision_error_that_folding_cached_corre
         sequence = Sequence.new(shape, config_of(StateFormat.FLOAT32, StateFormat.NVFP4))
         with pytest.MonkeyPatch.context() as patch:
             if not rederive:
-                patch.setattr(ReplayLayer, "_rederive", lambda self, committed: committed)
+                patch.setattr(ReplayLayer, "_rederive", lambda self, source, committed: committed)
             sequence.run(inputs, even_split(tokens, 3))
             want = states[tokens - sequence.cursors.h]
             errors[rederive] = np.abs(sequence.layer.checkpoint - want).max() / np.abs(want).max()

@@ -16,6 +16,7 @@ from trtllm_replayssm.dtypes import FP16_MAX, Rounding, StateFormat
 from trtllm_replayssm.errors import ContractError
 from trtllm_replayssm.shapes import SsmKind, SsmShape
 from trtllm_replayssm.spec.cursors import Cursors, flushes
+from trtllm_replayssm.spec.decay_skip import faded
 from trtllm_replayssm.spec.formats import StoredState, encode
 from trtllm_replayssm.spec.philox import state_words
 from trtllm_replayssm.spec.ssm import l2_norm_factor, to_heads
@@ -104,8 +105,11 @@ class ReplayLayer:
         if config.read is not None:
             self.stored_read = encode(state, config.read)
 
-    def step(self, cursors: Cursors, inputs: StepInputs) -> Array:
-        """Outputs [T, H, P] of one step; appends the records, folds when the flush rule says so. `commit` follows."""
+    def step(self, cursors: Cursors, inputs: StepInputs, *, skip_below: float | None = None) -> Array:
+        """Outputs [T, H, P] of one step; appends the records, folds when the flush rule says so. `commit` follows.
+
+        skip_below: heads whose checkpoint has decayed to this share or less do without it (`spec.decay_skip`).
+        """
         num_tokens = len(inputs.k)
         if num_tokens > self.config.max_step_tokens:
             raise ContractError(
@@ -118,7 +122,12 @@ class ReplayLayer:
         source = self.checkpoint
         if not flush and self.stored_read is not None:
             source = self.stored_read.decode().astype(np.float64)
-        committed = self._committed(cursors, rederive=flush)
+        committed = self._committed(cursors)
+        if skip_below is not None:
+            decays = [r.log_decay for r in committed] + ([] if flush else [inputs.log_decay[0]])
+            source = np.where(faded(decays, skip_below)[:, None, None], 0.0, source)
+        if flush and self.shape.kind is SsmKind.GDN and self.config.rederives:
+            committed = self._rederive(source, committed)
         records = list(committed)
         outputs = []
         for s in range(num_tokens):
@@ -131,7 +140,7 @@ class ReplayLayer:
             self.ring[cursors.row(self.config, cursors.h + s)] = kept
             outputs.append(self._output(source, records, inputs.q[s]))
         if flush:
-            self.write_checkpoint(replay(self.shape, self.checkpoint, committed), cursors, cursors.position)
+            self.write_checkpoint(replay(self.shape, source, committed), cursors, cursors.position)
         return np.stack(outputs)
 
     def prefill(self, cursors: Cursors, inputs: StepInputs, *, last: bool = True) -> Array:
@@ -158,17 +167,18 @@ class ReplayLayer:
         """The state [H, P, N] after all committed records, without storing it."""
         if self.carry is not None:
             return self.carry
-        return replay(self.shape, self.checkpoint, self._committed(cursors, rederive=True))
+        committed = self._committed(cursors)
+        if self.shape.kind is SsmKind.GDN and self.config.rederives:
+            committed = self._rederive(self.checkpoint, committed)
+        return replay(self.shape, self.checkpoint, committed)
 
-    def _committed(self, cursors: Cursors, *, rederive: bool) -> list[Record]:
-        """The h committed records, oldest first; with corrections made anew where a flush asks for it (Alg. 6)."""
+    def _committed(self, cursors: Cursors) -> list[Record]:
+        """The h committed records, oldest first."""
         committed = []
         for j in range(cursors.h):
             record = self.ring[cursors.row(self.config, j)]
             assert record is not None, "a committed record is missing"
             committed.append(record)
-        if rederive and self.shape.kind is SsmKind.GDN and self.config.rederives:
-            return self._rederive(committed)
         return committed
 
     def _record(self, inputs: StepInputs, s: int) -> Record:
@@ -189,7 +199,7 @@ class ReplayLayer:
         recalled = read_out(self.shape, source, records, keys, record.log_decay)
         return record.beta[:, None] * (record.v - recalled)
 
-    def _rederive(self, committed: list[Record]) -> list[Record]:
+    def _rederive(self, source: Array, committed: list[Record]) -> list[Record]:
         """The committed records with corrections computed anew from the high-precision checkpoint (Alg. 6, line 8).
 
         They live for this flush only and are not rounded to the ring's float16 (paper, Appendix B.4).
@@ -197,7 +207,7 @@ class ReplayLayer:
         derived: list[Record] = []
         for old in committed:
             record = replace(old)
-            record.value = self._correction(self.checkpoint, derived, record)
+            record.value = self._correction(source, derived, record)
             derived.append(record)
         return derived
 

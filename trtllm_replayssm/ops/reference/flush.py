@@ -11,6 +11,7 @@ from torch import Tensor
 
 from trtllm_replayssm.dtypes import Rounding, StateFormat
 from trtllm_replayssm.ops.layer_state import CursorTensors, ReplayLayerState, StepRows
+from trtllm_replayssm.ops.reference.decay_skip import DecaySkip
 from trtllm_replayssm.ops.reference.window import ring_index
 from trtllm_replayssm.spec.philox import state_words
 
@@ -47,12 +48,17 @@ class StepStart(NamedTuple):
     ring_rows: Tensor
 
 
-def begin_step(state: ReplayLayerState, cursors: CursorTensors, rows: StepRows) -> StepStart:
-    """Apply the flush rule to the active rows and load what they read."""
+def begin_step(
+    state: ReplayLayerState, cursors: CursorTensors, rows: StepRows, skip: DecaySkip | None = None
+) -> StepStart:
+    """Apply the flush rule to the active rows and load what they read; nothing (zeros) for heads that have faded."""
     slot, count = rows.active_slot, rows.active_num_tokens
     h = cursors.h[slot].long()
     flush = h + count > state.config.window
-    return StepStart(slot, count, h, flush, load_for_step(state, slot, flush), ring_index(state, cursors, slot))
+    index, source = ring_index(state, cursors, slot), load_for_step(state, slot, flush)
+    if skip is not None:
+        source = source.masked_fill(skip.faded(state, slot, index, h, flush)[..., None, None], 0.0)
+    return StepStart(slot, count, h, flush, source, index)
 
 
 def load_for_step(state: ReplayLayerState, slot: Tensor, flush: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from trtllm_replayssm.dtypes import FP16_MAX
 from trtllm_replayssm.ops.layer_state import ConventionalLayerState, CursorTensors, ReplayLayerState, StepRows
+from trtllm_replayssm.ops.reference.decay_skip import DecaySkip
 from trtllm_replayssm.ops.reference.elementwise import sigmoid, softplus
 from trtllm_replayssm.ops.reference.flush import as_rows, begin_step, store_checkpoints
 from trtllm_replayssm.ops.reference.rows import check_width
@@ -30,19 +31,22 @@ def key_factor(k: Tensor) -> Tensor:
 
 def gdn_update(
     state: ReplayLayerState, cursors: CursorTensors, rows: StepRows, q: Tensor, k: Tensor, v: Tensor, g: Tensor,
-    beta: Tensor,
+    beta: Tensor, *, skip_below: float | None = None,
 ) -> Tensor:  # fmt: skip
     """One step (paper, Alg. 4-6): q, k [B, T, G, N] raw and v [B, T, H, P] activation dtype, g, beta [B, T, H] float32
     -> [B, T, H, P] float32, zero beyond a row's tokens. Cursors stay.
 
     A correction is rounded to float16 before any use, so any split of the tokens into calls stores the same bits.
+    skip_below: heads whose checkpoint has decayed to this share or less do without it (`spec.decay_skip`); as that is
+    decided once a call, the split then matters.
     """
     width = v.shape[1]
     check_width("gdn_update", state.config, width)
     out = torch.zeros(v.shape, device=v.device)
     if rows.active.numel() == 0:
         return out
-    slot, count, h, flush, source, index = begin_step(state, cursors, rows)
+    skip = None if skip_below is None else DecaySkip(skip_below, g[rows.active, 0], None)
+    slot, count, h, flush, source, index = begin_step(state, cursors, rows, skip)
     window = _committed_window(state, slot, index, h)
     if bool(flush.any()):
         folding = as_rows(flush)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from trtllm_replayssm.ops.layer_state import ConventionalLayerState, CursorTensors, ReplayLayerState, StepRows
+from trtllm_replayssm.ops.reference.decay_skip import DecaySkip
 from trtllm_replayssm.ops.reference.elementwise import softplus
 from trtllm_replayssm.ops.reference.flush import as_rows, begin_step, store_checkpoints
 from trtllm_replayssm.ops.reference.rows import check_width
@@ -19,17 +20,20 @@ def discretise(dt: Tensor, dt_bias: Tensor) -> Tensor:
 
 def mamba2_update(
     state: ReplayLayerState, cursors: CursorTensors, rows: StepRows, x: Tensor, k: Tensor, q: Tensor, dt: Tensor,
-    a: Tensor, *, d_skip: Tensor,
+    a: Tensor, *, d_skip: Tensor, skip_below: float | None = None,
 ) -> Tensor:  # fmt: skip
     """One step (paper, Alg. 1-3): x [B, T, H, P], k, q [B, T, G, N] activation dtype, dt [B, T, H] float32 after
     softplus, a = -exp(A_log) [H], d_skip [H] -> [B, T, H, P] float32, zero beyond a row's tokens. Cursors stay.
+
+    skip_below: heads whose checkpoint has decayed to this share or less do without it (`spec.decay_skip`).
     """
     width = x.shape[1]
     check_width("mamba2_update", state.config, width)
     out = torch.zeros(x.shape, device=x.device)
     if rows.active.numel() == 0:
         return out
-    slot, count, h, flush, source, index = begin_step(state, cursors, rows)
+    skip = None if skip_below is None else DecaySkip(skip_below, (dt[:, 0] * a)[rows.active], a)
+    slot, count, h, flush, source, index = begin_step(state, cursors, rows, skip)
     window = _committed_window(state, slot, index, h, a)
     if bool(flush.any()):
         folding = as_rows(flush)

@@ -1,0 +1,1 @@
+"""Evaluation of state formats and windows: output divergence, state error, decays, tasks, and their figures."""

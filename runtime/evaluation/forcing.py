@@ -1,0 +1,93 @@
+"""Teacher-forced decoding of several streams by one session, and its recurrent states."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from trtllm_replayssm.config import PoolConfig, ReplayConfig
+from trtllm_replayssm.dtypes import ActivationDtype
+from trtllm_replayssm.ops.dtypes import torch_dtype
+from trtllm_replayssm.ops.layer_state import ConventionalLayerState
+from trtllm_replayssm.ops.reference.gdn import gdn_fold
+from trtllm_replayssm.ops.reference.mamba2 import mamba2_fold
+from trtllm_replayssm.runtime.evaluation.streams import Stream
+from trtllm_replayssm.runtime.pools.state_pools import StatePools
+from trtllm_replayssm.runtime.session.base import DecodeRow, Logits, PrefillChunk
+from trtllm_replayssm.runtime.session.device import usable_device
+from trtllm_replayssm.runtime.session.torch_session import TorchSession
+from trtllm_replayssm.runtime.session.torch_weights import TorchWeights
+from trtllm_replayssm.shapes import SsmKind
+from trtllm_replayssm.weights.checkpoint import Checkpoint
+
+
+@dataclass(frozen=True)
+class Model:
+    """A checkpoint whose weights all sessions of an evaluation share."""
+
+    checkpoint: Checkpoint
+    weights: TorchWeights
+    activation: ActivationDtype
+    device: torch.device
+
+    @staticmethod
+    def load(checkpoint: Checkpoint, *, device: str = "cpu", activation: ActivationDtype) -> Model:
+        """Weights are read when first used. Raises DeviceError without the device."""
+        target = usable_device(device)
+        return Model(checkpoint, TorchWeights(checkpoint, torch_dtype(activation), target), activation, target)
+
+    def session(self, replay: ReplayConfig, *, conventional: bool, slots: int, max_seq_len: int) -> TorchSession:
+        """A session with pools of its own; conventional: float32 states, written at every token."""
+        pool = PoolConfig(slots=slots, max_seq_len=max_seq_len, activation=self.activation)
+        pools = StatePools.allocate(
+            self.checkpoint.geometry, replay, pool, conventional=conventional, device=self.device
+        )
+        return TorchSession(self.weights, pools)
+
+
+class ForcedDecoding:
+    """One session that decodes its streams in step: row i is stream i."""
+
+    def __init__(
+        self, model: Model, replay: ReplayConfig, streams: Sequence[Stream], prompt: int, *, conventional: bool = False
+    ) -> None:
+        """Prefills the first `prompt` tokens of each stream. Steps have the pool's max_step_tokens."""
+        self._model = model
+        self._streams = streams
+        longest = max(len(s.ids) for s in streams)
+        self.session = model.session(replay, conventional=conventional, slots=len(streams), max_seq_len=longest)
+        self.step_tokens = replay.max_step_tokens
+        self.slots = [self.session.allocate(s.seed) for s in streams]
+        self.session.prefill([PrefillChunk(x, s.ids[:prompt], True) for x, s in zip(self.slots, streams, strict=True)])
+        self.position = prompt
+
+    def step(self) -> list[Logits]:
+        """Decode the next `step_tokens` tokens of every stream -> logits [step_tokens, V] of each row, after them."""
+        start, stop = self.position, self.position + self.step_tokens
+        rows = [DecodeRow(x, s.ids[start:stop]) for x, s in zip(self.slots, self._streams, strict=True)]
+        logits = self.session.decode(rows)
+        self.session.commit([self.step_tokens] * len(rows))
+        self.position = stop
+        return logits
+
+    def states(self) -> NDArray[np.float32]:
+        """The recurrent states with all committed records applied, [layers, rows, H, P, N] on the host."""
+        pools, slots = self.session.pools, torch.tensor(self.slots, device=self._model.device)
+        return np.stack([self._layer_states(pools, layer, slots).cpu().numpy() for layer in pools.ssm])
+
+    def _layer_states(self, pools: StatePools, layer: int, slots: Tensor) -> Tensor:
+        state = pools.ssm[layer]
+        if isinstance(state, ConventionalLayerState):
+            return state.states[slots, pools.cursors.origin[slots].long()]
+        if pools.geometry.ssm.kind is SsmKind.GDN:
+            return gdn_fold(state, pools.cursors, slots)
+        return mamba2_fold(state, pools.cursors, slots, self.decay_rates(layer))
+
+    def decay_rates(self, layer: int) -> Tensor:
+        """a = -exp(A_log) [H] of a Mamba-2 layer."""
+        return -self._model.weights.vector(f"backbone.layers.{layer}.mixer.A_log").exp()

@@ -1,0 +1,93 @@
+"""The reference of an evaluation on disk: log-probabilities of the measured positions only, and states, by length.
+
+One file holds [positions, rows, V] float32 of the window that ends at a length, so that no run keeps more than the
+window it is in, and every configuration can be measured against it in a process of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trtllm_replayssm.config import ReplayConfig
+from trtllm_replayssm.runtime.evaluation.forcing import ForcedDecoding, Model
+from trtllm_replayssm.runtime.evaluation.measures import log_softmax
+from trtllm_replayssm.runtime.evaluation.streams import Stream
+
+POSITIONS = 256  # measured positions at each length (paper, Appendix E.4.3)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Decode each stream behind a prompt of `prompt` tokens, and measure at the `lengths` (decoded tokens), rising.
+
+    reference_step: tokens of a step of the reference, which writes a state for each of them whatever their number; a
+    divisor of every length.
+    """
+
+    streams: tuple[Stream, ...]
+    prompt: int
+    lengths: tuple[int, ...]
+    reference_step: int = 1
+
+    def positions(self, length: int) -> range:
+        """Decoded tokens whose outputs count at a length: the last 256, fewer where it is shorter."""
+        return range(max(0, length - POSITIONS), length)
+
+
+class ReferenceFiles:
+    """Arrays of a folder, written once."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def _path(self, kind: str, length: int) -> Path:
+        return self._folder / f"reference-{kind}-{length}.npy"
+
+    def complete(self, lengths: Sequence[int]) -> bool:
+        """Whether every length is there."""
+        return all(self._path(kind, n).exists() for kind in ("logprobs", "states") for n in lengths)
+
+    def logprobs(self, length: int) -> NDArray[np.float32]:
+        """[positions, rows, V], mapped from the disk."""
+        return np.asarray(np.load(self._path("logprobs", length), mmap_mode="r"))
+
+    def states(self, length: int) -> NDArray[np.float32]:
+        """[layers, rows, H, P, N] after `length` tokens."""
+        return np.asarray(np.load(self._path("states", length)))
+
+    def save(self, kind: str, length: int, array: NDArray[np.float32]) -> None:
+        """Write one array; it appears under its name only when whole."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        path = self._path(kind, length)
+        part = path.with_suffix(".part.npy")
+        np.save(part, array)
+        part.rename(path)
+
+
+def write_reference(model: Model, plan: Plan, files: ReferenceFiles, advance: Callable[[int], None]) -> None:
+    """Conventional decoding with float32 states over the plan; `advance` hears of each step's tokens."""
+    step = plan.reference_step
+    replay = ReplayConfig(window=max(step, 1), max_step_tokens=step)
+    run = ForcedDecoding(model, replay, plan.streams, plan.prompt, conventional=True)
+    vocab, done = model.checkpoint.geometry.vocab, 0
+    for length in plan.lengths:
+        window = plan.positions(length)
+        kept = np.empty((len(window), len(plan.streams), vocab), np.float32)
+        if window.start < done:  # lengths closer than the window: what they share was measured before
+            previous = files.logprobs(done)
+            shared = done - window.start
+            kept[:shared] = previous[len(previous) - shared :]
+        while done < length:
+            logits = run.step()
+            for t in range(step):
+                if done + t in window:
+                    kept[done + t - window.start] = [log_softmax(row[t]) for row in logits]
+            done += step
+            advance(step)
+        files.save("logprobs", length, kept)
+        files.save("states", length, run.states())
