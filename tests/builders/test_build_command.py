@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -96,6 +97,19 @@ def test_a_build_that_is_stopped_leaves_nothing(error: type[BaseException], engi
 
     with checkpoint_source(SMALL, options) as source, pytest.raises(error):
         build(source.parameters, source.config, tmp_path / "bundle", options, progress=stop)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_terminated_command_leaves_nothing(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "trtllm_replayssm", "build", SMALL, "-o", str(tmp_path / "bundle"), *LIMITS]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    until = time.monotonic() + 60
+    while not [*tmp_path.glob(".bundle-*/segments/001.engine")]:
+        assert process.poll() is None and time.monotonic() < until
+        time.sleep(0.01)
+    process.terminate()
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 130 and "interrupted" in error
     assert not list(tmp_path.iterdir())
 
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import signal
 import sys
+import threading
 import time
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -70,14 +73,19 @@ def run(arguments: argparse.Namespace) -> int:
     options = _options(arguments)
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     began = time.monotonic()
-    with _source(arguments, options) as source, Progress(
+    with _clean_stop() as check_stopped, _source(arguments, options) as source, Progress(
         *columns, disable=not sys.stderr.isatty(), transient=True
     ) as bar:
         task = bar.add_task("build", total=None)
+
+        def advance(what: str, done: int) -> None:
+            check_stopped()
+            bar.update(task, description=f"{done} engines done; {what}")
+
         report = build(
             source.parameters, source.config, arguments.output, options, tokenizer=source.tokenizer,
             with_weights=not arguments.engines_only, plugin_library=arguments.plugin_library,
-            progress=lambda what, done: bar.update(task, description=f"{done} engines done; {what}"),
+            progress=advance,
         )  # fmt: skip
     info, size = report.manifest.build, sum(record.bytes for record in report.records)
     result = {
@@ -94,6 +102,32 @@ def run(arguments: argparse.Namespace) -> int:
         )
         print(f"  {result['seconds']} s, peak memory of the process {info.peak_rss_bytes / MIB:.0f} MiB")
     return 0
+
+
+@contextmanager
+def _clean_stop() -> Iterator[Callable[[], None]]:
+    """Yields a function that raises KeyboardInterrupt once a signal asked to stop; what is half written then goes.
+
+    A handler that raises would not do: the exception could fall into a function that the compiler calls back, which
+    drops it. A signal that is ignored (SIGHUP under nohup) stays so.
+    """
+    received: list[int] = []
+
+    def check() -> None:
+        if received:
+            raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():  # only there can handlers be set
+        yield check
+        return
+    asked = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    numbers = [n for n in asked if signal.getsignal(n) not in (signal.SIG_IGN, None)]
+    before = {n: signal.signal(n, lambda number, frame: received.append(number)) for n in numbers}
+    try:
+        yield check
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _options(arguments: argparse.Namespace) -> Any:
