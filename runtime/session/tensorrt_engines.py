@@ -21,9 +21,11 @@ PLUGIN_FLAVOUR = "tensorrt"
 
 
 class TensorRtEngines:
-    """Implements `tensorrt_program.Engines` on the current CUDA stream."""
+    """Implements `tensorrt_program.Engines` on the device's current stream."""
 
-    def __init__(self, directory: Path, manifest: Manifest, plugin_library: str | Path | None = None) -> None:
+    def __init__(
+        self, directory: Path, manifest: Manifest, device: torch.device, plugin_library: str | Path | None = None
+    ) -> None:
         """Raises ConfigError or EngineMismatchError when library, GPU and bundle do not fit."""
         trt = _library(manifest)
         self._plugins = manifest.build.flavour == PLUGIN_FLAVOUR
@@ -42,11 +44,11 @@ class TensorRtEngines:
         self._contexts: dict[tuple[str, int], Any] = {}
         sizes = [e.device_memory_size_v2 for e in self._engines.values()]
         # engines run one after another on one stream, so that they share it
-        self._scratch = torch.empty(max(1, *sizes), dtype=torch.uint8, device="cuda")
+        self._scratch = torch.empty(max([1, *sizes]), dtype=torch.uint8, device=device)
 
     def run(self, engine: str, profile: int, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> None:
         """See `Engines`."""
-        stream = torch.cuda.current_stream().cuda_stream
+        stream = self._stream()
         context = self._context(engine, profile, stream)
         for name, tensor in inputs.items():
             if not context.set_input_shape(name, tuple(tensor.shape)):
@@ -60,6 +62,10 @@ class TensorRtEngines:
             context.set_tensor_address(name, tensor.data_ptr())
         if not context.execute_async_v3(stream):
             raise DeviceError("run engine", engine, expected="an engine that runs", got=self._last_message())
+
+    def _stream(self) -> int:
+        device = self._scratch.device
+        return int(torch.cuda.current_stream(device).cuda_stream) if device.type == "cuda" else 0
 
     def _context(self, engine: str, profile: int, stream: int) -> Any:
         key = (engine, profile)

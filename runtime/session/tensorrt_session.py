@@ -67,7 +67,8 @@ class TensorRtSession(TorchSession):
         manifest = read_manifest(path)
         check_files(path, manifest)
         pools = pools_of(manifest, slots, device)
-        return cls(manifest, path, TensorRtEngines(path, manifest, plugin_library), pools)
+        engines = TensorRtEngines(path, manifest, pools.cursors.position.device, plugin_library)
+        return cls(manifest, path, engines, pools)
 
     def free(self, slot: int) -> None:
         """See `Session.free`."""
