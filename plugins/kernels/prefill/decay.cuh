@@ -60,8 +60,14 @@ __device__ __forceinline__ float blockSuffix(float value, int lane) {
   return lane % kBlockTokens == kBlockTokens - 1 ? 0.0f : next;
 }
 
-// One warp writes the entries of the 16 tokens of `block`.
-template <int kChunk>
+// exp of a sum for outputs (2^-21 and the rounding of the argument), or for what enters a state.
+template <bool kExact>
+__device__ __forceinline__ float weightOf(float sum) {
+  return kExact ? expf(sum) : __expf(sum);
+}
+
+// One warp writes the entries of the 16 tokens of `block`. kExact: the tables, too, enter a state.
+template <bool kExact, int kChunk>
 __device__ __forceinline__ void writeDecays(DecayTables<kChunk>& tables, DecayVectors<kChunk>& vectors,
                                             const LogDecays<kChunk>& in, int block, int lane) {
   constexpr int kBlocks = DecayTables<kChunk>::kBlocks, kWords = LogDecays<kChunk>::kWords;
@@ -83,14 +89,14 @@ __device__ __forceinline__ void writeDecays(DecayTables<kChunk>& tables, DecayVe
     float earlier = 0.0f;
 #pragma unroll
     for (int b = 0; b < kBlocks; ++b) earlier += b < block ? sum[b] : 0.0f;
-    tables.row[token] = expf(begin);
+    tables.row[token] = weightOf<kExact>(begin);
     vectors.before[token] = expf(earlier + begin);
   } else {
     float rest = end;
 #pragma unroll
     for (int b = 0; b < kBlocks; ++b) {
       if (b <= block) continue;
-      tables.column[b][token] = factor * expf(rest);
+      tables.column[b][token] = factor * weightOf<kExact>(rest);
       rest += sum[b];
     }
     vectors.after[token] = factor * expf(rest);
@@ -113,7 +119,7 @@ __device__ __forceinline__ void writeDecays(DecayTables<kChunk>& tables, DecayVe
     const int t = half + i;
     float one = __shfl_sync(kWarp, log, base + t);
     if (t > own) between += one;
-    tables.diagonal[block * kBlockTokens + t][own] = t >= own ? factor * expf(between) : 0.0f;
+    tables.diagonal[block * kBlockTokens + t][own] = t >= own ? factor * weightOf<kExact>(between) : 0.0f;
   }
 }
 

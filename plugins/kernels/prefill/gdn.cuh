@@ -5,8 +5,8 @@
 //   S <- exp(sum g) S + sum_j exp(sum_{i>j} g_i) u_j k_j^T
 //
 // A warp keeps 16 rows of the state and all that follows from them in registers; it shares only inputs with other
-// warps. What enters the state is split into three parts, exact to 2^-24; outputs use two. Committed records are a chunk
-// without outputs, whose corrections come from the ring.
+// warps. What enters the state is split into three parts, exact to 2^-24; outputs use two. Committed records are a
+// chunk without outputs, whose corrections come from the ring.
 #pragma once
 
 #include "gdn_record.cuh"
@@ -71,7 +71,7 @@ struct GdnScan {
   __device__ void readOut(Rows& recalled, Rows& out, const WarpState<Traits::kStateDim>& state, uint32_t keys) const {
     const uint32_t k = keys + columnsFirst(kPitch, lane), q = k + Traits::kQueriesOffset;
     state.template operands<3>([&](int step, const uint32_t (&part)[3][4]) {
-      constexpr int kTogether = 2;
+      constexpr int kTogether = Traits::kStateDim > 128 ? 1 : 2;  // blocks, for registers
 #pragma unroll
       for (int b = 0; b < kBlocks; b += kTogether) {
         uint32_t key[kTogether][Parts<Act>::kCount][4], query[kTogether][Parts<Act>::kCount][4];
@@ -150,7 +150,7 @@ struct GdnScan {
 
   __device__ void advance(WarpState<Traits::kStateDim>& state, Rows& u, uint32_t keys, const Record& record) const {
     scaleTokens(u, record.after, lane);
-    constexpr int kSteps = Traits::kStateDim * Parts<Act>::kCount > 256 ? 1 : 2;  // blocks at a time, for registers
+    constexpr int kSteps = Traits::kStateDim > 128 && Parts<Act>::kCount == 1 ? 1 : 2;  // blocks, for registers
 #pragma unroll
     for (int first = 0; first < kBlocks; first += kSteps) {
       uint32_t part[kSteps][3][4];

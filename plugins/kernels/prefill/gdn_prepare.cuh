@@ -4,8 +4,8 @@
 //   (I + L) u = diag(beta) (v - exp(sum_{i<=t} g_i) S k)       (the UT transform; paper, Eq. 10)
 //
 // One CTA a chunk and key head: raw products of keys and queries once, then for each value head of the group, two at a
-// time, the decay tables, L and its inverse. A thread makes one column of the inverse by forward substitution in
-// float32, all of it in registers.
+// time, the decay tables, L and its inverse: triangles of 32 tokens by forward substitution in float32, a thread a
+// column in registers; the square below two of them by matrix instructions on operands of three parts.
 #pragma once
 
 #include "gdn_record.cuh"
@@ -34,20 +34,20 @@ struct GdnPrepare {
   static constexpr int kTablesOffset = kContextOffset + kHeadsAtOnce * kContextBytes;
   static constexpr int kVectorsOffset = kTablesOffset + kHeadsAtOnce * sizeof(DecayTables<kChunk>);
   static constexpr int kFactorsOffset = kVectorsOffset + kHeadsAtOnce * sizeof(DecayVectors<kChunk>);
-  static constexpr int kSharedBytes = kFactorsOffset + 2 * kChunk * 4;
+  static constexpr int kSharedBytes = kFactorsOffset + (2 + kHeadsAtOnce) * kChunk * 4;
   static_assert(kThreads == kHeadsAtOnce * kChunk, "a thread a column of L");
 };
 
-// x[t] = entry t of a column of (I + L)^-1; rows before kFirst are known to be zero.
-template <int kChunk, int kFirst>
-__device__ __forceinline__ void solveColumn(float (&x)[kChunk], const float* lower, int pitch, int column) {
+constexpr int kSolveTokens = 32;  // of the triangles that are inverted by substitution
+
+// x[t] = entry t of column `column` of the inverse of a unit lower triangle of 32 tokens; `lower`: what is below its
+// diagonal.
+__device__ __forceinline__ void solveColumn(float (&x)[kSolveTokens], const float* lower, int pitch, int column) {
 #pragma unroll
-  for (int t = 0; t < kFirst; ++t) x[t] = 0.0f;
-#pragma unroll
-  for (int t = kFirst; t < kChunk; ++t) {
+  for (int t = 0; t < kSolveTokens; ++t) {
     float sum[4] = {t == column ? 1.0f : 0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
-    for (int i = kFirst; i < t; i += 4) {
+    for (int i = 0; i < t; i += 4) {
       const float4 l = *reinterpret_cast<const float4*>(lower + t * pitch + i);
       sum[0] = fmaf(-l.x, x[i], sum[0]);
       if (i + 1 < t) sum[1] = fmaf(-l.y, x[i + 1], sum[1]);
@@ -55,6 +55,27 @@ __device__ __forceinline__ void solveColumn(float (&x)[kChunk], const float* low
       if (i + 3 < t) sum[3] = fmaf(-l.w, x[i + 3], sum[3]);
     }
     x[t] = (sum[0] + sum[1]) + (sum[2] + sum[3]);
+  }
+}
+
+// sum = A B for 16 rows of A and 32 columns of B, both float32, through three parts. `right`: B's first element.
+__device__ __forceinline__ void multiply(float (&sum)[4][4], const uint32_t (&left)[2][3][4], const float* right,
+                                         int pitch, int lane) {
+#pragma unroll
+  for (int step = 0; step < 2; ++step) {
+#pragma unroll
+    for (int pair = 0; pair < 2; ++pair) {
+      uint32_t b[1][3][4];
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const float* at = right + (step * 16 + e % 2 * 8 + 2 * (lane % 4)) * pitch + pair * 16 + e / 2 * 8 + lane / 4;
+        uint32_t one[3];
+        splitPair<3>(one, at[0], at[pitch]);
+#pragma unroll
+        for (int i = 0; i < 3; ++i) b[0][i][e] = one[i];
+      }
+      addProducts<3>(&sum[2 * pair], left[step], b);
+    }
   }
 }
 
@@ -86,6 +107,7 @@ struct GdnChunk {
   }
   __device__ float* keyFactor() const { return reinterpret_cast<float*>(shared + Traits::kFactorsOffset); }
   __device__ float* queryFactor() const { return keyFactor() + kChunk; }
+  __device__ float* rates(int which) const { return keyFactor() + (2 + which) * kChunk; }
 
   __device__ void loadKeysAndQueries() const {
     const uint32_t at = sharedAddress(shared);
@@ -158,11 +180,10 @@ struct GdnChunk {
       d.log[word] = token < c.count ? g.scalar(token) : 0.0f;
       d.factor[word] = keyFactor()[token];
     }
-    writeDecays<kChunk>(tables(which), vectors(which), d, warp, lane);
-  }
-
-  __device__ float rate(int which, int token) const {
-    return token < c.count ? input(which, kRates).scalar(token) : 0.0f;
+    writeDecays<true>(tables(which), vectors(which), d, warp, lane);
+    if (c.pending || lane >= kBlockTokens) return;
+    const int token = warp * kBlockTokens + lane;
+    rates(which)[token] = token < c.count ? input(which, kRates).scalar(token) : 0.0f;
   }
 
   __device__ void writeVectors(int which) const {
@@ -181,7 +202,7 @@ struct GdnChunk {
   __device__ void writeLower(int which, const Products& keys, const Products& queries) const {
     const int g = lane / 4, column = 2 * (lane % 4), first = warp * kBlockTokens + g;
     uint4(*const to)[2][32] = record(which).scores;
-    const float rates[2] = {rate(which, first) * keyFactor()[first], rate(which, first + 8) * keyFactor()[first + 8]};
+    const float scaled[2] = {rates(which)[first] * keyFactor()[first], rates(which)[first + 8] * keyFactor()[first + 8]};
     const float scales[2] = {queryFactor()[first], queryFactor()[first + 8]};
     float* const matrix = lower(which);
 #pragma unroll
@@ -193,7 +214,7 @@ struct GdnChunk {
         l[e / 4][e % 4] = keys[from][e / 4][e % 4];
         score[e / 4][e % 4] = queries[from][e / 4][e % 4];
       }
-      weighScores<kChunk>(l, tables(which), warp, from, rates, lane);
+      weighScores<kChunk>(l, tables(which), warp, from, scaled, lane);
       weighScores<kChunk>(score, tables(which), warp, from, scales, lane);
 #pragma unroll
       for (int r8 = 0; r8 < 2; ++r8) {
@@ -211,35 +232,80 @@ struct GdnChunk {
     }
   }
 
-  // The thread's column of (I + L)^-1, times beta, in L's place.
-  __device__ void invert(int heads) const {
-    const int which = threadIdx.x / kChunk, column = threadIdx.x % kChunk;
-    float* const matrix = lower(which);
-    float x[kChunk];
-    if (column < kChunk / 2) {
-      solveColumn<kChunk, 0>(x, matrix, Traits::kLowerPitch, column);
-    } else {
-      solveColumn<kChunk, kChunk / 2>(x, matrix, Traits::kLowerPitch, column);
-    }
-    const float beta = which < heads ? rate(which, column) : 0.0f;
-    __syncthreads();
+  // The inverses of the triangles of 32 tokens on L's diagonal, in their place: a thread a column.
+  __device__ void invertTriangles() const {
+    const int which = threadIdx.x / kChunk, token = threadIdx.x % kChunk, first = token / kSolveTokens * kSolveTokens;
+    float* const triangle = lower(which) + first * (Traits::kLowerPitch + 1);
+    float x[kSolveTokens];
+    solveColumn(x, triangle, Traits::kLowerPitch, token - first);
+    __syncwarp();  // a triangle is a warp's own
 #pragma unroll
-    for (int t = 0; t < kChunk; ++t) matrix[t * Traits::kLowerPitch + column] = x[t] * beta;
+    for (int t = 0; t < kSolveTokens; ++t) triangle[t * Traits::kLowerPitch + token - first] = x[t];
   }
 
-  __device__ void writeInverse(int which) const {
+  // Two parts of the entries of (I + L)^-1 diag(beta) for 8 tokens t by 16 tokens j, and the third.
+  __device__ static void storeInverse(GdnRecord<kChunk>& to, int pair, int half, int lane, const float (&m)[4],
+                                      const float2& firstBeta, const float2& secondBeta) {
+    uint32_t left[3], right[3];
+    splitPair<3>(left, m[0] * firstBeta.x, m[1] * firstBeta.y);
+    splitPair<3>(right, m[2] * secondBeta.x, m[3] * secondBeta.y);
+    to.inverse[pair][half][lane] = make_uint4(left[0], right[0], left[1], right[1]);
+    to.inverseRest[pair][half][lane] = make_uint2(left[2], right[2]);
+  }
+
+  // The blocks within the triangles.
+  __device__ void writeTriangles(int which) const {
     GdnRecord<kChunk>& into = record(which);
+#pragma unroll 1
     for (int i = warp; i < 2 * GdnRecord<kChunk>::kPairs; i += kBlocks) {
       const int pair = i / 2, half = i % 2;
       const int to = (pair >= 6) + (pair >= 3) + (pair >= 1), from = pair - pairIndex(to, 0);
-      const float* at = lower(which) + (to * kBlockTokens + half * 8 + lane / 4) * Traits::kLowerPitch +
-                        from * kBlockTokens + 2 * (lane % 4);
+      if (to / 2 != from / 2) continue;
+      const int j = from * kBlockTokens + 2 * (lane % 4);
+      const float* at = lower(which) + (to * kBlockTokens + half * 8 + lane / 4) * Traits::kLowerPitch + j;
       const float2 a = *reinterpret_cast<const float2*>(at), b = *reinterpret_cast<const float2*>(at + 8);
-      uint32_t left[3], right[3];
-      splitPair<3>(left, a.x, a.y);
-      splitPair<3>(right, b.x, b.y);
-      into.inverse[pair][half][lane] = make_uint4(left[0], right[0], left[1], right[1]);
-      into.inverseRest[pair][half][lane] = make_uint2(left[2], right[2]);
+      const float* beta = rates(which) + j;
+      storeInverse(into, pair, half, lane, {a.x, a.y, b.x, b.y}, *reinterpret_cast<const float2*>(beta),
+                   *reinterpret_cast<const float2*>(beta + 8));
+    }
+  }
+
+  // The square below the triangles A and B: -B L A, 16 rows a warp.
+  __device__ void writeSquare(int which) const {
+    constexpr int kPitchFloats = Traits::kLowerPitch;
+    const float* const matrix = lower(which);
+    const float* const rows = matrix + (kSolveTokens + warp % 2 * 16 + lane / 4) * kPitchFloats + 2 * (lane % 4);
+    uint32_t left[2][3][4];
+#pragma unroll
+    for (int step = 0; step < 2; ++step) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const float2 pair = *reinterpret_cast<const float2*>(rows + kSolveTokens + e % 2 * 8 * kPitchFloats +
+                                                             step * 16 + e / 2 * 8);
+        uint32_t one[3];
+        splitPair<3>(one, pair.x, pair.y);
+#pragma unroll
+        for (int i = 0; i < 3; ++i) left[step][i][e] = one[i];
+      }
+    }
+    float middle[4][4] = {}, square[4][4] = {};
+    multiply(middle, left, matrix + kSolveTokens * kPitchFloats, kPitchFloats, lane);
+#pragma unroll
+    for (int step = 0; step < 2; ++step) splitOperand<3>(left[step], middle[2 * step], middle[2 * step + 1]);
+    multiply(square, left, matrix, kPitchFloats, lane);
+    GdnRecord<kChunk>& into = record(which);
+    const int to = 2 + warp % 2;
+#pragma unroll
+    for (int from = 0; from < 2; ++from) {
+      const float* beta = rates(which) + from * kBlockTokens + 2 * (lane % 4);
+      const float2 first = *reinterpret_cast<const float2*>(beta), second = *reinterpret_cast<const float2*>(beta + 8);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float(&l)[4] = square[2 * from];
+        const float(&m)[4] = square[2 * from + 1];
+        storeInverse(into, pairIndex(to, from), half, lane,
+                     {-l[2 * half], -l[2 * half + 1], -m[2 * half], -m[2 * half + 1]}, first, second);
+      }
     }
   }
 
@@ -270,16 +336,19 @@ struct GdnChunk {
       }
       if (c.pending) continue;
       __syncthreads();
-      invert(heads);
+      invertTriangles();
       __syncthreads();
-      for (int which = 0; which < heads; ++which) writeInverse(which);
+      for (int which = 0; which < heads; ++which) writeTriangles(which);
+      if constexpr (kChunk > kSolveTokens) {
+        if (warp / 2 < heads) writeSquare(warp / 2);
+      }
     }
   }
 };
 
 // Grid: chunks * groups, rows.
 template <class Traits>
-__global__ void __launch_bounds__(Traits::kThreads, 2) gdnPrepareKernel(const __grid_constant__ PrefillParams p) {
+__global__ void __launch_bounds__(Traits::kThreads, 3) gdnPrepareKernel(const __grid_constant__ PrefillParams p) {
   extern __shared__ __align__(128) char shared[];
   const int group = blockIdx.x % p.groups, index = blockIdx.x / p.groups, row = blockIdx.y;
   const PromptRow r = PromptRow::load(p, row);

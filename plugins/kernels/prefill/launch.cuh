@@ -24,8 +24,9 @@ inline int chooseSplits(const PrefillParams& p) {
   return best;
 }
 
-// Two stages unless that would keep a CTA from the multiprocessor.
-inline void chooseStages(PrefillLaunch& l, int oneStage, int twoStages, int resident) {
+// Two stages unless that would keep a CTA from its multiprocessor.
+inline void chooseStages(PrefillLaunch& l, const PrefillParams& p, int oneStage, int twoStages, int resident) {
+  if (static_cast<int64_t>(p.rows) * p.heads * l.splits <= p.multiprocessors) resident = 1;
   const int share = kSharedOfMultiprocessor / resident - kSharedOfSystem;
   const int budget = share < kSharedOfCta ? share : kSharedOfCta;
   l.stages = twoStages <= budget ? 2 : oneStage <= kSharedOfCta ? 1 : 0;
@@ -49,7 +50,7 @@ struct mamba2 {  // spelt as in supported.inc
     PrefillLaunch l{};
     l.splits = chooseSplits(p);
     l.warps = p.headDim / 16 / l.splits;
-    chooseStages(l, Traits::kOneStage, Traits::kTwoStages, kResident);
+    chooseStages(l, p, Traits::kOneStage, Traits::kTwoStages, kResident);
     return l;
   }
 
@@ -69,7 +70,7 @@ struct gdn {
     PrefillLaunch l{};
     l.splits = chooseSplits(p);
     l.warps = p.headDim / 16 / l.splits;
-    chooseStages(l, Traits::kOneStage, Traits::kTwoStages, kResident);
+    chooseStages(l, p, Traits::kOneStage, Traits::kTwoStages, kResident);
     l.recordBytes = static_cast<size_t>(p.rows) * recordChunks(p.window, p.tokens, kChunk) * p.heads *
                     sizeof(GdnRecord<kChunk>);
     return l;

@@ -23,6 +23,7 @@ struct Mamba2Prefill {
   static constexpr int kBlocks = kChunk / kBlockTokens;
   static constexpr int kKeyPitch = tilePitch(kStateDim), kValuePitch = tilePitch(16 * kWarps);
   static constexpr int kScorePairs = kBlocks * (kBlocks + 1) / 2;  // 16x16 blocks on and below the diagonal
+  static constexpr int kScoreGroup = (kScorePairs + kWarps - 1) / kWarps;
 
   // Shared memory, bytes from its beginning; the context comes first. A stage: keys, queries, x.
   static constexpr int kTablesOffset = kContextBytes;
@@ -97,46 +98,57 @@ struct Mamba2Scan {
     }
 #pragma unroll 1
     for (int block = warp; block < kBlocks; block += blockDim.x / 32) {
-      writeDecays<kChunk>(tables(), vectors(chunk), d, block, lane);
+      writeDecays<false>(tables(), vectors(chunk), d, block, lane);
     }
   }
 
-  // Block `to`, `from` of the scores as operands: for each half of 8 tokens t, leading and trailing parts.
-  __device__ void scoreBlock(uint32_t keys, int to, int from) const {
-    const uint32_t q = keys + Traits::kQueriesOffset + to * 16 * kPitch + rowsFirst(kPitch, lane);
-    const uint32_t k = keys + from * 16 * kPitch + columnsFirst(kPitch, lane);
-    float sum[2][2][4] = {};
+  // Blocks first, first + stride, ... of the scores as operands, together to hide their latencies: for each half of 8
+  // tokens t, leading and trailing parts.
+  __device__ void scoreGroup(uint32_t keys, int first, int stride) const {
+    constexpr int kGroup = Traits::kScoreGroup;
+    uint32_t q[kGroup], k[kGroup];
+    int to[kGroup], from[kGroup];
+    float sum[kGroup][2][4] = {};
+#pragma unroll
+    for (int i = 0; i < kGroup; ++i) {
+      const int block = min(first + i * stride, Traits::kScorePairs - 1);  // beyond the last: once more, not stored
+      to[i] = (block >= 1) + (block >= 3) + (block >= 6);
+      from[i] = block - to[i] * (to[i] + 1) / 2;
+      q[i] = keys + Traits::kQueriesOffset + to[i] * 16 * kPitch + rowsFirst(kPitch, lane);
+      k[i] = keys + from[i] * 16 * kPitch + columnsFirst(kPitch, lane);
+    }
 #pragma unroll
     for (int step = 0; step < Traits::kStateDim / 16; ++step) {
-      uint32_t raw[4], query[Parts<Act>::kCount][4], key[1][Parts<Act>::kCount][4];
-      loadTiles(raw, q + step * 32);
-      splitActivations<Act>(query, raw);
-      loadTiles(raw, k + step * 32);
-      splitActivations<Act>(key[0], raw);
-      addProducts<2>(sum[step & 1], query, key);
+#pragma unroll
+      for (int i = 0; i < kGroup; ++i) {
+        uint32_t raw[4], query[Parts<Act>::kCount][4], key[1][Parts<Act>::kCount][4];
+        loadTiles(raw, q[i] + step * 32);
+        splitActivations<Act>(query, raw);
+        loadTiles(raw, k[i] + step * 32);
+        splitActivations<Act>(key[0], raw);
+        addProducts<2>(sum[i], query, key);
+      }
     }
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
+    for (int i = 0; i < kGroup; ++i) {
+      if (first + i * stride >= Traits::kScorePairs) break;
+      const float one[2] = {1.0f, 1.0f};
+      weighScores<kChunk>(sum[i], tables(), to[i], from[i], one, lane);
 #pragma unroll
-      for (int e = 0; e < 4; ++e) sum[0][half][e] += sum[1][half][e];
-    }
-    const float one[2] = {1.0f, 1.0f};
-    weighScores<kChunk>(sum[0], tables(), to, from, one, lane);
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {  // of the tokens t
-      uint32_t left[2], right[2];
-      splitPair<2>(left, sum[0][0][2 * half], sum[0][0][2 * half + 1]);
-      splitPair<2>(right, sum[0][1][2 * half], sum[0][1][2 * half + 1]);
-      *scores(to, from, half) = make_uint4(left[0], right[0], left[1], right[1]);
+      for (int half = 0; half < 2; ++half) {  // of the tokens t
+        uint32_t left[2], right[2];
+        splitPair<2>(left, sum[i][0][2 * half], sum[i][0][2 * half + 1]);
+        splitPair<2>(right, sum[i][1][2 * half], sum[i][1][2 * half + 1]);
+        *scores(to[i], from[i], half) = make_uint4(left[0], right[0], left[1], right[1]);
+      }
     }
   }
 
   __device__ void scoreBlocks(uint32_t keys) const {
-    int block = 0;
-    for (int to = 0; to < kBlocks; ++to) {
-      for (int from = 0; from <= to; ++from, ++block) {
-        if (block % (blockDim.x / 32) == warp) scoreBlock(keys, to, from);
-      }
+    const int warps = blockDim.x / 32;
+#pragma unroll 1
+    for (int first = warp; first < Traits::kScorePairs; first += Traits::kScoreGroup * warps) {
+      scoreGroup(keys, first, warps);
     }
   }
 
@@ -185,14 +197,15 @@ struct Mamba2Scan {
     }
   }
 
-  // Adds the chunk to the state, two blocks of tokens at a time to spare registers.
+  // Adds the chunk to the state, few blocks of tokens at a time to spare registers.
   __device__ void advance(WarpState<Traits::kStateDim>& state, uint32_t keys, uint32_t x,
                           const DecayVectors<kChunk>& decay) const {
+    constexpr int kSteps = Traits::kStateDim > 128 && Parts<Act>::kCount == 1 ? 1 : 2;
 #pragma unroll
-    for (int first = 0; first < kBlocks; first += 2) {
-      uint32_t part[2][3][4];
+    for (int first = 0; first < kBlocks; first += kSteps) {
+      uint32_t part[kSteps][3][4];
 #pragma unroll
-      for (int step = 0; step < 2; ++step) {
+      for (int step = 0; step < kSteps; ++step) {
         const int block = first + step;
         uint32_t raw[4];
         loadTilesTransposed(raw, x + block * 16 * Traits::kValuePitch);

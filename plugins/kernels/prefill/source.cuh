@@ -145,20 +145,43 @@ __device__ __forceinline__ void pieceOrZeros(uint32_t target, const void* source
                : "memory");
 }
 
-// A 16-byte piece of one token of a tile of 16-bit elements; zeros from `count` on.
-__device__ __forceinline__ void loadTilePiece(uint32_t tile, int pitch, const ChunkInput& input, int begin, int token,
-                                              int piece, int count) {
-  const bool live = token < count;
-  pieceOrZeros(tile + token * pitch + piece * 16, input.at(live ? token : 0) + begin * 2 + piece * 16, live);
+// The pieces of one column of a tile of 16-bit elements, 16 bytes a token, for tokens token, token + step, ...; zeros
+// from `count` on, whose addresses may be anything. Few registers matter more than unrolling: the state is live while
+// tiles are asked for.
+template <int kChunk>
+__device__ __forceinline__ void loadTileColumn(uint32_t tile, int pitch, const ChunkInput& input, int column, int token,
+                                               int step, int count) {
+  const char* from = input.at(token) + column;
+  int index = input.first + token;
+  if (index >= input.wrap) index -= input.wrap;
+  uint32_t to = tile + token * pitch;
+#pragma unroll 1
+  for (; token < kChunk; token += step, to += step * pitch) {
+    pieceOrZeros(to, from, token < count);
+    from += step * input.stride;
+    index += step;
+    if (index >= input.wrap) {
+      index -= input.wrap;
+      from -= input.wrap * input.stride;
+    }
+  }
 }
 
-// Keys or queries of a chunk. Few registers matter more than unrolling: the state is live while tiles are asked for.
+// Keys or queries of a chunk.
 template <int kChunk, int kStateDim>
 __device__ __forceinline__ void loadKeyTile(uint32_t tile, const ChunkInput& input, int count, int thread) {
   constexpr int kPieces = kStateDim / 8;
+  if constexpr ((kPieces & (kPieces - 1)) == 0) {  // a thread keeps its column
+    const int piece = thread % kPieces;
+    loadTileColumn<kChunk>(tile + piece * 16, tilePitch(kStateDim), input, piece * 16, thread / kPieces,
+                           blockDim.x / kPieces, count);
+  } else {
 #pragma unroll 1
-  for (int i = thread; i < kChunk * kPieces; i += blockDim.x) {
-    loadTilePiece(tile, tilePitch(kStateDim), input, 0, i / kPieces, i % kPieces, count);
+    for (int i = thread; i < kChunk * kPieces; i += blockDim.x) {
+      const int token = i / kPieces, piece = i % kPieces;
+      const bool live = token < count;
+      pieceOrZeros(tile + token * tilePitch(kStateDim) + piece * 16, input.at(live ? token : 0) + piece * 16, live);
+    }
   }
 }
 
@@ -167,10 +190,7 @@ template <int kChunk>
 __device__ __forceinline__ void loadValueTile(uint32_t tile, int pitch, const ChunkInput& input, int begin, int count,
                                               int thread) {
   const int piece = thread / 32 * 2 + thread % 2;
-#pragma unroll 1
-  for (int token = thread % 32 / 2; token < kChunk; token += 16) {
-    loadTilePiece(tile, pitch, input, begin, token, piece, count);
-  }
+  loadTileColumn<kChunk>(tile + piece * 16, pitch, input, begin * 2 + piece * 16, thread % 32 / 2, 16, count);
 }
 
 // The warp's 16 columns of an output tile (`tile` is their address in shared memory) to global memory, 32 bytes a
