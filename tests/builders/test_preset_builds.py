@@ -27,9 +27,11 @@ from tests.builders.engine_rules import (
     assert_scratch_bound,
     cache_bytes,
 )
-from trtllm_replayssm.builders.build import build
+from trtllm_replayssm.builders.build import BuildReport, build
 from trtllm_replayssm.builders.options import BuildOptions
+from trtllm_replayssm.builders.parameters import Parameters
 from trtllm_replayssm.builders.precision_maps import QWEN_122B, SUPER, published_format
+from trtllm_replayssm.builders.quantised_parameters import DenseNvfp4Parameters
 from trtllm_replayssm.builders.random_weights import RandomParameters
 from trtllm_replayssm.builders.sources import slice_geometry
 from trtllm_replayssm.config import ReplayConfig
@@ -69,13 +71,29 @@ def test_one_decoder_period_builds_at_real_shapes(preset: str, destination: Path
     assert set(geometry.layers) == kinds
     parameters = RandomParameters(geometry, preset, first_layer=layers[0])
     report = build(parameters, preset_config(preset), destination, OPTIONS, with_weights=False)
+    assert_rules(report, parameters)
+    # the bound above means something only while a copy of a cache would break it
+    decode = [size for record in report.records for size in record.scratch_bytes[1:]]
+    assert max(decode) < cache_bytes(report.manifest, OPTIONS.max_batch, itemsize=2)
+
+
+@pytest.mark.slow
+def test_dense_layers_quantised_while_building_run_in_fp4_at_real_shapes(destination: Path) -> None:
+    preset = "nemotron-3-nano-4b"
+    layers, _ = PERIODS[preset]
+    geometry = replace(slice_geometry(preset_geometry(preset), layers, mtp=False), vocab=4096)
+    parameters = DenseNvfp4Parameters(RandomParameters(geometry, preset, first_layer=layers[0]))
+    report = build(parameters, preset_config(preset), destination, OPTIONS, with_weights=False)
+    assert_rules(report, parameters)
+    assert sum(len(record.quantised) for record in report.records) == 8  # two SSM, four attention, two MLP
+
+
+def assert_rules(report: BuildReport, parameters: Parameters) -> None:
+    """The rules of every build."""
     assert_quantised_matmuls(report.manifest, report.records, parameters)
     assert_all_matmuls_named(report.records, parameters)
     assert_no_cache_copies(report.manifest, report.records)
     assert_scratch_bound(report.manifest, report.records)
-    # the bound above means something only while a copy of a cache would break it
-    decode = [size for record in report.records for size in record.scratch_bytes[1:]]
-    assert max(decode) < cache_bytes(report.manifest, OPTIONS.max_batch, itemsize=2)
 
 
 def test_the_precision_map_of_super_has_the_published_numbers() -> None:
