@@ -1,7 +1,10 @@
-// The plugin that moves the cursors after a step (rssm_commit), once for all layers.
+// The plugin that moves the cursors, once for all layers: after a step (rssm_commit) or a prompt chunk
+// (rssm_prefill_commit).
 #pragma once
 
 #include "replayssm/commit.h"
+#include "replayssm/prefill.h"
+#include "trt/phase.h"
 #include "trt/plugin.h"
 
 namespace replayssm::trt {
@@ -24,25 +27,47 @@ struct ReplayCommit {
     }
   };
   struct Args : rssm_commit_args {
-    rssm_tensor after;  // any tensor of the step's end; not read
+    rssm_tensor after;  // any tensor [B, T, ...] of the network's end; its size is read, not its data
+    rssm_tensor phase;
   };
   static constexpr bool kHasResult = false;
-  static constexpr size_t kWorkspaceBytes = 0;
 
   // `after` keeps the commit behind the updates that read the cursors: nothing else would order them.
   static std::vector<Port<Args>> ports(const Config&) {
-    return {{"after", &Args::after, RSSM_NO_DTYPE, -1},        {"slot", &Args::slot, RSSM_INT32, 1},
-            {"num_tokens", &Args::num_tokens, RSSM_INT32, 1},  {"accepted", &Args::accepted, RSSM_INT32, 1},
-            {"origin", &Args::origin, RSSM_INT32, 1, true},    {"h", &Args::h, RSSM_INT32, 1, true},
+    return {{"after", &Args::after, RSSM_NO_DTYPE, 3},
+            {"slot", &Args::slot, RSSM_INT32, 1},
+            {"num_tokens", &Args::num_tokens, RSSM_INT32, 1},
+            {"accepted", &Args::accepted, RSSM_INT32, 1},
+            {"phase", &Args::phase, RSSM_INT32, 1},
+            {"origin", &Args::origin, RSSM_INT32, 1, true},
+            {"h", &Args::h, RSSM_INT32, 1, true},
             {"cursor_position", &Args::position, RSSM_INT32, 1, true}};
   }
 
+  static size_t workspaceBytes(const Config&, const Args&) { return 0; }
+
   static rssm_status run(const Config& config, Args& args, void*, cudaStream_t stream, rssm_error* error) {
-    args.struct_size = sizeof(rssm_commit_args);
-    args.abi_version = RSSM_ABI_VERSION;
-    args.window = config.window;
-    args.ring_rows = config.window + config.maxStepTokens;
-    return rssm_commit(&args, stream, error);
+    switch (phaseOf(args.phase)) {
+      case Phase::kStep:
+        args.struct_size = sizeof(rssm_commit_args);
+        args.abi_version = RSSM_ABI_VERSION;
+        args.window = config.window;
+        args.ring_rows = config.window + config.maxStepTokens;
+        return rssm_commit(&args, stream, error);
+      case Phase::kPrompt: {
+        rssm_prefill_commit_args prompt{};
+        prompt.struct_size = sizeof(prompt);
+        prompt.abi_version = RSSM_ABI_VERSION;
+        prompt.max_tokens = static_cast<int32_t>(args.after.shape[1]);
+        prompt.slot = args.slot;
+        prompt.num_tokens = args.num_tokens;
+        prompt.origin = args.origin;
+        prompt.h = args.h;
+        prompt.position = args.position;
+        return rssm_prefill_commit(&prompt, stream, error);
+      }
+    }
+    return refusePhase(args.phase, *error);
   }
 };
 

@@ -6,6 +6,8 @@
 // Every field is one int32 and required; unknown and repeated ones are refused.
 #pragma once
 
+#include <cstdarg>
+#include <cstdio>
 #include <cstring>
 #include <initializer_list>
 #include <string>
@@ -89,11 +91,13 @@ class FieldParser {
     return true;
   }
 
-  template <class... Values>
-  bool refuse(const char* name, const char* format, Values... values) {
+  __attribute__((format(printf, 3, 4))) bool refuse(const char* name, const char* format, ...) {
     if (!ok()) return false;
     char reason[RSSM_ERROR_CHARS];
-    std::snprintf(reason, sizeof(reason), format, values...);
+    va_list values;
+    va_start(values, format);
+    std::vsnprintf(reason, sizeof(reason), format, values);
+    va_end(values);
     error_ = failure(RSSM_INVALID_ARGUMENT, "field %s: %s", name, reason);
     return false;
   }

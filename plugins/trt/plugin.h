@@ -7,7 +7,7 @@
 //     static std::vector<Port<Args>> ports(const Config&);     // inputs
 //     static constexpr bool kHasResult;                        // a dense output [B, T, channels], as input 0 but for C
 //     static Port<Args> result(const Config&);                 // only with kHasResult
-//     static constexpr size_t kWorkspaceBytes;
+//     static size_t workspaceBytes(const Config&, Args&);      // views of the largest shapes; throws what refuses them
 //     static rssm_status run(const Config&, Args&, void* workspace, cudaStream_t, rssm_error*);
 // Every method body that can throw runs inside `guarded`: nothing is thrown into TensorRT, every failure is reported once.
 #pragma once
@@ -99,7 +99,7 @@ class Plugin final : public nvinfer1::IPluginV3,
     for (int32_t i = 0; i < numOutputs; ++i) outputs[i] = inputs[source(i)];
     if constexpr (Operation::kHasResult) {
       Channels channels = Operation::result(config_).channels;
-      outputs[0].d[2] = expressions.constant(int64_t{channels.heads} * channels.width);
+      outputs[0].d[2] = expressions.constant(channels.count());
     }
     return 0;
   }
@@ -119,12 +119,15 @@ class Plugin final : public nvinfer1::IPluginV3,
     for (int32_t i = 0; i < numInputs; ++i) {
       if (!fits("configurePlugin", i, inputs[i].desc.dims)) return -1;
     }
-    return 0;
+    size_t bytes = 0;  // getWorkspaceSize cannot fail, so that what would make it fail ends here
+    return workspace("configurePlugin", inputs, bytes) ? 0 : -1;
   }
 
-  size_t getWorkspaceSize(const nvinfer1::DynamicPluginTensorDesc*, int32_t, const nvinfer1::DynamicPluginTensorDesc*,
-                          int32_t) const noexcept override {
-    return Operation::kWorkspaceBytes;
+  size_t getWorkspaceSize(const nvinfer1::DynamicPluginTensorDesc* inputs, int32_t numInputs,
+                          const nvinfer1::DynamicPluginTensorDesc*, int32_t numOutputs) const noexcept override {
+    size_t bytes = 0;
+    if (counts("getWorkspaceSize", numInputs, numOutputs)) workspace("getWorkspaceSize", inputs, bytes);
+    return bytes;
   }
 
   int32_t onShapeChange(const nvinfer1::PluginTensorDesc* inputs, int32_t numInputs, const nvinfer1::PluginTensorDesc*,
@@ -159,6 +162,23 @@ class Plugin final : public nvinfer1::IPluginV3,
     return i < denseOutputs() ? 0 : inPlace_[static_cast<size_t>(i - denseOutputs())];
   }
 
+  // The bytes that the largest shapes need.
+  bool workspace(const char* method, const nvinfer1::DynamicPluginTensorDesc* inputs, size_t& bytes) const noexcept {
+    return guarded<bool>(Operation::kName, method, false, [&] {
+      alignas(256) static char somewhere[256];  // never followed: sizes alone decide
+      Args args{};
+      for (size_t i = 0; i < ports_.size(); ++i) args.*(ports_[i].view) = viewOf(ports_[i], inputs[i].max, somewhere);
+      if constexpr (Operation::kHasResult) {
+        nvinfer1::Dims dims = inputs[0].max;
+        Port<Args> result = Operation::result(config_);
+        dims.d[2] = result.channels.count();
+        args.*(result.view) = viewOf(result, dims, somewhere);
+      }
+      bytes = Operation::workspaceBytes(config_, args);
+      return true;
+    });
+  }
+
   bool counts(const char* method, int32_t numInputs, int32_t numOutputs) const noexcept {
     int32_t expected = static_cast<int32_t>(ports_.size());
     if (numInputs == expected && numOutputs == getNbOutputs()) return true;
@@ -176,7 +196,7 @@ class Plugin final : public nvinfer1::IPluginV3,
              failure(RSSM_INVALID_ARGUMENT, "%s: expected rank %d, got %d", port.name, port.rank, dims.nbDims));
       return false;
     }
-    int64_t end = port.channels.offset + int64_t{port.channels.heads} * (port.channels.width > 0 ? port.channels.width : 1);
+    int64_t end = port.channels.offset + port.channels.count();
     if (port.channels.heads == 0 || dims.d[2] < 0 || end <= dims.d[2]) return true;
     report(Operation::kName, method,
            failure(RSSM_INVALID_ARGUMENT, "%s: expected a last axis of at least %lld channels (offset %d), got %lld",

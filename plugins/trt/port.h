@@ -16,6 +16,7 @@ namespace replayssm::trt {
 // Channels [offset, offset + heads * width) of the last axis, seen as [B, T, heads, width]; width 0: [B, T, heads].
 struct Channels {
   int32_t offset, heads, width;
+  int64_t count() const { return int64_t{heads} * (width > 0 ? width : 1); }
 };
 
 template <class Args>

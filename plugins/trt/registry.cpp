@@ -1,5 +1,6 @@
 // What TensorRT looks up in a plugin library: getCreators and setLoggerFinder.
 #include "trt/commit.h"
+#include "trt/conv1d.h"
 #include "trt/replay.h"
 
 namespace {
@@ -9,8 +10,9 @@ using namespace replayssm::trt;
 nvinfer1::IPluginCreatorInterface* const* creators(int32_t& count) noexcept {
   static Creator<Mamba2Replay> mamba2;
   static Creator<GatedDeltaNetReplay> gatedDeltaNet;
+  static Creator<CausalConv1dReplay> conv1d;
   static Creator<ReplayCommit> commit;
-  static nvinfer1::IPluginCreatorInterface* const all[] = {&mamba2, &gatedDeltaNet, &commit};
+  static nvinfer1::IPluginCreatorInterface* const all[] = {&mamba2, &gatedDeltaNet, &conv1d, &commit};
   count = static_cast<int32_t>(sizeof(all) / sizeof(all[0]));
   return all;
 }

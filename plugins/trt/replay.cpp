@@ -2,7 +2,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include <string>
+#include <stdexcept>
 
 namespace replayssm::trt {
 
@@ -104,24 +104,83 @@ rssm_status runUpdate(rssm_update_args& args, void* workspace, cudaStream_t stre
 
 }  // namespace
 
-rssm_status runReplay(int32_t kind, const ReplayConfig& config, ReplayArgs& args, void* workspace, cudaStream_t stream,
-                      rssm_error* error) {
-  long long tokens = args.value.shape[1], phase = args.phase.shape[0];
+namespace {
+
+void fillStep(int32_t kind, const ReplayConfig& config, rssm_update_args& args) {
   args.struct_size = sizeof(rssm_update_args);
   args.abi_version = RSSM_ABI_VERSION;
   args.kind = kind;
   args.window = config.window;
   args.layer = config.layer;
   args.head_offset = config.headOffset;
-  if (phase != static_cast<long long>(Phase::kStep)) {
-    *error = failure(RSSM_UNSUPPORTED, "phase: expected an extent of 1 (decode or verify step), got %lld", phase);
-  } else if (tokens > config.maxStepTokens) {
-    *error = failure(RSSM_INVALID_ARGUMENT, "a step has at most max_step_tokens = %d tokens a row, got %lld",
-                     config.maxStepTokens, tokens);
-  } else {
-    return runUpdate(args, workspace, stream, error);
+}
+
+rssm_prefill_args promptArgs(int32_t kind, const ReplayConfig& config, const ReplayArgs& a) {
+  rssm_prefill_args p{};
+  p.struct_size = sizeof(p);
+  p.abi_version = RSSM_ABI_VERSION;
+  p.kind = kind;
+  p.window = config.window;
+  p.layer = config.layer;
+  p.head_offset = config.headOffset;
+  p.slot = a.slot;
+  p.num_tokens = a.num_tokens;
+  p.row_flags = a.row_flags;
+  p.carry_index = a.carry_index;
+  p.origin = a.origin;
+  p.h = a.h;
+  p.position = a.position;
+  p.seed = a.seed;
+  p.value = a.value;
+  p.k = a.k;
+  p.q = a.q;
+  p.dt = a.dt;
+  p.a = a.a;
+  p.skip = a.skip;
+  p.log_decay = a.log_decay;
+  p.beta = a.beta;
+  p.out = a.out;
+  p.checkpoint = a.checkpoint;
+  p.checkpoint_scale = a.checkpoint_scale;
+  p.read = a.read;
+  p.read_scale = a.read_scale;
+  p.read_head_scale = a.read_head_scale;
+  p.ring_value = a.ring_value;
+  p.ring_k = a.ring_k;
+  p.ring_dt = a.ring_dt;
+  p.ring_key_factor = a.ring_key_factor;
+  p.ring_v = a.ring_v;
+  p.ring_beta = a.ring_beta;
+  p.carry = a.carry;
+  return p;
+}
+
+rssm_status runPrompt(const rssm_prefill_args& args, void* workspace, cudaStream_t stream, rssm_error* error) {
+  size_t bytes = 0;
+  rssm_status status = rssm_prefill_workspace(&args, &bytes, error);
+  return status == RSSM_OK ? rssm_prefill(&args, workspace, bytes, stream, error) : status;
+}
+
+}  // namespace
+
+size_t replayWorkspace(int32_t kind, const ReplayConfig& config, ReplayArgs& args) {
+  rssm_prefill_args prompt = promptArgs(kind, config, args);
+  rssm_error error{};
+  size_t bytes = 0;
+  if (rssm_prefill_workspace(&prompt, &bytes, &error) != RSSM_OK) throw std::runtime_error(error.message);
+  return bytes < RSSM_UPDATE_MAX_WORKSPACE_BYTES ? RSSM_UPDATE_MAX_WORKSPACE_BYTES : bytes;
+}
+
+rssm_status runReplay(int32_t kind, const ReplayConfig& config, ReplayArgs& args, void* workspace, cudaStream_t stream,
+                      rssm_error* error) {
+  switch (phaseOf(args.phase)) {
+    case Phase::kStep:
+      if (!stepTokensFit(args.value.shape[1], config.maxStepTokens, *error)) return error->status;
+      fillStep(kind, config, args);
+      return runUpdate(args, workspace, stream, error);
+    case Phase::kPrompt: return runPrompt(promptArgs(kind, config, args), workspace, stream, error);
   }
-  return error->status;
+  return refusePhase(args.phase, *error);
 }
 
 }  // namespace replayssm::trt

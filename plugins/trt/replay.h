@@ -1,15 +1,13 @@
 // The plugins of the two recurrences: a decode or verify step (rssm_update), or a prompt chunk (rssm_prefill), in one
-// layer, so that one engine serves both. The extent of the input `phase` tells them apart without reading the device:
-// 1 a step, 2 a prompt chunk.
+// layer, so that one engine serves both; phase.h tells them apart.
 #pragma once
 
 #include "replayssm/prefill.h"
 #include "replayssm/update.h"
+#include "trt/phase.h"
 #include "trt/plugin.h"
 
 namespace replayssm::trt {
-
-enum class Phase : int64_t { kStep = 1, kPrompt = 2 };
 
 // Every tensor of both operations, by its name in the C ABI.
 struct ReplayArgs : rssm_update_args {
@@ -58,6 +56,9 @@ inline ReplayPort replayResult(const ReplayConfig& config) {
   return {"out", &ReplayArgs::out, config.activation, 3, false, config.values(0)};
 }
 
+// Bytes for the largest step and the largest prompt chunk of these views.
+size_t replayWorkspace(int32_t kind, const ReplayConfig& config, ReplayArgs& args);
+
 rssm_status runReplay(int32_t kind, const ReplayConfig& config, ReplayArgs& args, void* workspace, cudaStream_t stream,
                       rssm_error* error);
 
@@ -77,10 +78,10 @@ struct Mamba2Replay {
   };
   using Args = ReplayArgs;
   static constexpr bool kHasResult = true;
-  static constexpr size_t kWorkspaceBytes = RSSM_UPDATE_MAX_WORKSPACE_BYTES;
 
   static std::vector<ReplayPort> ports(const Config& config);
   static ReplayPort result(const Config& config) { return replayResult(config); }
+  static size_t workspaceBytes(const Config& config, Args& args) { return replayWorkspace(RSSM_MAMBA2, config, args); }
   static rssm_status run(const Config& config, Args& args, void* workspace, cudaStream_t stream, rssm_error* error) {
     return runReplay(RSSM_MAMBA2, config, args, workspace, stream, error);
   }
@@ -103,10 +104,10 @@ struct GatedDeltaNetReplay {
   };
   using Args = ReplayArgs;
   static constexpr bool kHasResult = true;
-  static constexpr size_t kWorkspaceBytes = RSSM_UPDATE_MAX_WORKSPACE_BYTES;
 
   static std::vector<ReplayPort> ports(const Config& config);
   static ReplayPort result(const Config& config) { return replayResult(config); }
+  static size_t workspaceBytes(const Config& config, Args& args) { return replayWorkspace(RSSM_GDN, config, args); }
   static rssm_status run(const Config& config, Args& args, void* workspace, cudaStream_t stream, rssm_error* error) {
     return runReplay(RSSM_GDN, config, args, workspace, stream, error);
   }

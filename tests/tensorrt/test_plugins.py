@@ -7,6 +7,8 @@ an empty batch and of a tensor that is not bound in place.
 
 from __future__ import annotations
 
+import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -46,3 +48,13 @@ def test_the_library_needs_no_tensorrt_library() -> None:
     names = plugin_host.LIBRARY.read_bytes()
     assert b"libnvinfer" not in names
     assert b"getLogger" not in names
+
+
+def test_the_decode_example_compiles_and_tells_what_it_lacks(version: plugin_host.Headers, tmp_path: Path) -> None:
+    binary = tmp_path / "decode_step"
+    environment = {**os.environ, "TENSORRT_INCLUDE_DIR": str(version.folder), "CUDA_HOME": str(plugin_host.CUDA)}
+    script = plugin_host.ROOT / "examples" / "cpp" / "build.sh"
+    subprocess.run(["bash", str(script), str(binary)], env=environment, check=True)
+    done = subprocess.run([str(binary), "engine", "plugins", "libno_such.so"], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "libno_such.so" in done.stderr

@@ -78,9 +78,21 @@ Case gatedDeltaNet(int32_t recurrence, int32_t read) {
   return {"GatedDeltaNetReplay", fields, inputs, H * P};
 }
 
+Case conv1d() {
+  constexpr int64_t D = 48, kTaps = 4;
+  std::vector<Input> inputs = {{kAct, {B, T, D + 8}, false}, {kInt, {B}, false}, {kInt, {B}, false}, {kInt, {1}, false},
+                               {kInt, {S}, false}, {kFloat, {D, 1, kTaps}, false}, {kFloat, {D}, false},
+                               {kAct, {S, kTaps - 1 + T, D}, true}};
+  return {"CausalConv1dReplay",
+          {{"channels", D}, {"kernel", kTaps}, {"max_step_tokens", T}, {"layer", 7}, {"activation", RSSM_BFLOAT16},
+           {"x_offset", 8}},
+          inputs, D};
+}
+
 Case commit() {
   std::vector<Input> inputs = {{kAct, {B, T, 16}, false}};
   for (int i = 0; i < 3; ++i) inputs.push_back({kInt, {B}, false});
+  inputs.push_back({kInt, {1}, false});
   for (int i = 0; i < 3; ++i) inputs.push_back({kInt, {S}, true});
   return {"ReplayCommit", {{"window", L}, {"max_step_tokens", T}}, inputs, 0};
 }
@@ -95,6 +107,7 @@ std::vector<Case> cases() {
       all.push_back(gatedDeltaNet(recurrence, read));
     }
   }
+  all.push_back(conv1d());
   all.push_back(commit());
   return all;
 }

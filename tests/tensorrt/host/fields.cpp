@@ -52,6 +52,7 @@ void checkRefusals(const Case& c) {
   CHECK(plugin == nullptr && takeReport().find("field windw") != std::string::npos, "%s accepts an unknown field", c.plugin);
   CHECK(maker->createPlugin("x", nullptr, nvinfer1::TensorRTPhase::kBUILD) == nullptr, "%s accepts no fields", c.plugin);
   CHECK(takeReport().find("missing") != std::string::npos, "%s", c.plugin);
+  if (std::strcmp(c.plugin, "CausalConv1dReplay") == 0) return;  // it has no window
   std::vector<Value> longer = c.fields;
   for (Value& value : longer) {
     if (std::string(value.name) == "max_step_tokens") value.number = 5;  // the window is 4
