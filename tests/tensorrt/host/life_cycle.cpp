@@ -80,7 +80,11 @@ void checkFormats(const Case& c, const Parts& parts) {
     CHECK(parts.build->supportsFormatCombination(i, wrong.data(), numInputs, numOutputs) == anyType, "%s: type at %d",
           c.plugin, i);
   }
-  CHECK(parts.build->configurePlugin(all.data(), numInputs, all.data() + numInputs, numOutputs) == 0, "%s", c.plugin);
+  // The workspace of a prompt depends on the GPU; without one that, and nothing else, is what configure may complain of.
+  bool configured = parts.build->configurePlugin(all.data(), numInputs, all.data() + numInputs, numOutputs) == 0;
+  std::string complaint = takeReport();
+  CHECK(configured || complaint.find("workspace: device: CUDA driver") != std::string::npos, "%s: %s", c.plugin,
+        complaint.c_str());
   CHECK(parts.build->configurePlugin(all.data(), numInputs - 1, all.data(), numOutputs) != 0, "%s: count", c.plugin);
   CHECK(takeReport().find("inputs") != std::string::npos, "%s: no report of a wrong count", c.plugin);
   std::vector<DynamicPluginTensorDesc> flat = all;
