@@ -25,6 +25,7 @@ EXTRAS = {
     "serve": SERVE,
     "ray": RAY,  # examples/ray_serve: data-parallel replicas
     "guided": ["xgrammar>=0.1.20"],  # response_format of the server
+    "eval": ["matplotlib>=3.8"],  # figures of `trtllm-replayssm eval plot`
     "cuda": ["cuda-python>=12.6"],
     "tensorrt": ["tensorrt>=11.0"],
     "tensorrt-rtx": ["tensorrt-rtx>=1.7"],

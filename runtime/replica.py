@@ -30,6 +30,7 @@ from trtllm_replayssm.runtime.speculative.mtp import MtpDrafter
 from trtllm_replayssm.runtime.speculative.ngram import NGramDrafter
 from trtllm_replayssm.runtime.step import SessionHead
 from trtllm_replayssm.runtime.text.tokenizer import Tokenizer, load_tokenizer
+from trtllm_replayssm.runtime.tuning import with_tuned_window
 from trtllm_replayssm.shapes import ModelGeometry
 from trtllm_replayssm.spec.traffic import conventional_slot_bytes, slot_bytes
 from trtllm_replayssm.weights.checkpoint import Checkpoint
@@ -101,6 +102,8 @@ def build_engine(model: str | Path, tokenizer: object, options: ReplicaOptions) 
     checkpoint = Checkpoint.open(Path(model))
     geometry = checkpoint.geometry
     replay = resolve_replay(options.replay, options.kv_cache, options.draft_len, geometry.state_dtype)
+    if options.replay is None:
+        replay = with_tuned_window(replay, geometry.ssm, _device_name(options.device), options.batch)
     pool = PoolConfig(
         slots=options.batch,
         max_seq_len=_max_seq_len(options.max_seq_len, geometry),
@@ -118,6 +121,15 @@ def build_engine(model: str | Path, tokenizer: object, options: ReplicaOptions) 
     text = _tokenizer(model, tokenizer)
     config = options.engine_config(_prefix_config(options.kv_cache, session))
     return Engine(session, make_drafter(options.speculative, session), text, config)
+
+
+def _device_name(device: str) -> str:
+    """The GPU's name as the driver gives it, "cpu" for anything else."""
+    if not device.startswith("cuda"):
+        return "cpu"
+    import torch
+
+    return torch.cuda.get_device_name(device) if torch.cuda.is_available() else "cpu"
 
 
 def _prefix_config(cache: KvCacheConfig, session: Session) -> PrefixConfig | None:

@@ -21,11 +21,9 @@ SHORT_NAMES = {fmt: name for name, fmt in _FORMATS.items()}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Configuration:
-    """A pool format (`formats`, as in the paper's legends) at a window L, decoded in steps of `step_tokens`.
+    """A pool format (`formats`, as in the paper's legends) at a window L.
 
-    Steps of more than one token round a shared checkpoint at the same tokens with the same random words as plain
-    decoding when they divide the window; a separate read copy serves fewer of their outputs, as flush steps read the
-    recurrence checkpoint, so that such a pool must be decoded plainly to be compared with the paper's.
+    step_tokens: tokens of the widest step (lowered to the window). See `ForcedDecoding` for why it changes no result.
     """
 
     formats: str
@@ -39,11 +37,6 @@ class Configuration:
                 "eval", "formats",
                 expected="shared-FORMAT or separate-READ-FORMAT, with -sr or -rtn where FORMAT is below fp32",
                 got=repr(self.formats), hint=f"Formats are {', '.join(_FORMATS)}: shared-fp8-sr, separate-nvfp4-fp32",
-            )  # fmt: skip
-        if self.window % self.step_tokens or (match["read"] and self.step_tokens > 1):
-            raise ConfigError(
-                "eval", "step_tokens", expected="a divisor of the window, 1 with a separate read copy",
-                got=f"{self.step_tokens} with {self.name}",
             )  # fmt: skip
         if match["read"] and self.window == 1:
             raise ConfigError(
@@ -63,7 +56,7 @@ class Configuration:
         assert match is not None, "checked when made"
         return ReplayConfig(
             window=self.window,
-            max_step_tokens=self.step_tokens,
+            max_step_tokens=max(1, min(self.step_tokens, self.window - 1)),
             recurrence=_FORMATS[match["recurrence"]],
             recurrence_rounding=_ROUNDINGS[match["rounding"] or "sr"],
             read=_FORMATS[match["read"]] if match["read"] else None,
@@ -75,13 +68,9 @@ class Configuration:
         return self.formats.endswith("-sr")
 
 
-def parse_configuration(name: str, *, shared_step: int = 1) -> Configuration:
-    """`FORMATS-LWINDOW` -> configuration. shared_step: step of shared ones, lowered to a divisor of their window."""
+def parse_configuration(name: str, step_tokens: int = 1) -> Configuration:
+    """`FORMATS-LWINDOW` -> configuration."""
     formats, separator, window = name.rpartition("-L")
     if not separator or not window.isdecimal() or int(window) < 1:
         raise ConfigError("eval", "configuration", expected="FORMATS-LWINDOW, like shared-fp8-sr-L16", got=repr(name))
-    size = int(window)
-    step = 1
-    if formats.startswith("shared"):
-        step = max(t for t in range(1, min(shared_step, size) + 1) if size % t == 0)
-    return Configuration(formats=formats, window=size, step_tokens=step)
+    return Configuration(formats=formats, window=int(window), step_tokens=step_tokens)

@@ -51,27 +51,44 @@ class Model:
 
 
 class ForcedDecoding:
-    """One session that decodes its streams in step: row i is stream i."""
+    """One session that decodes its streams in step: row i is stream i. Results are those of plain decoding.
+
+    A step of several tokens equals that many steps of one as long as it does not flush: it reads the same checkpoint.
+    In a flush all tokens of a step read the old checkpoint, while plain decoding reads the new one behind the first. So
+    steps are as wide as the pool and the window allow, and the one that flushes has one token.
+    """
 
     def __init__(
-        self, model: Model, replay: ReplayConfig, streams: Sequence[Stream], prompt: int, *, conventional: bool = False
-    ) -> None:
-        """Prefills the first `prompt` tokens of each stream. Steps have the pool's max_step_tokens."""
+        self, model: Model, replay: ReplayConfig, streams: Sequence[Stream], prompt: int, *,
+        conventional: bool = False, spare_slots: int = 0, spare_tokens: int = 0,
+    ) -> None:  # fmt: skip
+        """Prefills the first `prompt` tokens of each stream.
+
+        spare_slots, spare_tokens: room for copies of the streams' slots, and for tokens behind the streams' own.
+        """
         self._model = model
-        self._streams = streams
-        longest = max(len(s.ids) for s in streams)
-        self.session = model.session(replay, conventional=conventional, slots=len(streams), max_seq_len=longest)
-        self.step_tokens = replay.max_step_tokens
+        self._conventional = conventional
+        self.streams = streams
+        longest = max(len(s.ids) for s in streams) + spare_tokens
+        self.session = model.session(
+            replay, conventional=conventional, slots=len(streams) + spare_slots, max_seq_len=longest
+        )
         self.slots = [self.session.allocate(s.seed) for s in streams]
         self.session.prefill([PrefillChunk(x, s.ids[:prompt], True) for x, s in zip(self.slots, streams, strict=True)])
         self.position = prompt
+        self._records = 0
 
-    def step(self) -> list[Logits]:
-        """Decode the next `step_tokens` tokens of every stream -> logits [step_tokens, V] of each row, after them."""
-        start, stop = self.position, self.position + self.step_tokens
-        rows = [DecodeRow(x, s.ids[start:stop]) for x, s in zip(self.slots, self._streams, strict=True)]
+    def step(self, most: int) -> list[Logits]:
+        """Decode the next tokens of every stream, 1..most of them -> logits [n, V] of each row, after each token."""
+        replay = self.session.replay
+        flush = not self._conventional and self._records + 1 > replay.window
+        room = most if self._conventional else replay.window - self._records
+        tokens = 1 if flush else min(most, room, replay.max_step_tokens)
+        start, stop = self.position, self.position + tokens
+        rows = [DecodeRow(x, s.ids[start:stop]) for x, s in zip(self.slots, self.streams, strict=True)]
         logits = self.session.decode(rows)
-        self.session.commit([self.step_tokens] * len(rows))
+        self.session.commit([tokens] * len(rows))
+        self._records = tokens if flush else self._records + tokens
         self.position = stop
         return logits
 

@@ -50,21 +50,22 @@ def _measure(
 ) -> None:  # fmt: skip
     run = ForcedDecoding(model, configuration.replay, plan.streams, plan.prompt)
     counter = _Counter(configuration.name, missing[-1], progress)
-    done, step = 0, configuration.step_tokens
+    done = 0
     recent: dict[int, NDArray[np.float64]] = {}  # position -> divergence of each row
     losses: dict[int, NDArray[np.float64]] = {}
     for length in plan.lengths[: plan.lengths.index(missing[-1]) + 1]:
         window = plan.positions(length)
         reference = files.logprobs(length)
         while done < length:
-            logits = run.step()
-            for t in range(step):
+            logits = run.step(length - done)
+            tokens = len(logits[0])
+            for t in range(tokens):
                 if done + t in window:
                     ours = log_softmax(np.stack([row[t] for row in logits]))
                     recent[done + t] = kl_divergence(reference[done + t - window.start], ours)
                     losses[done + t] = _extra_loss(plan, done + t, ours, reference[done + t - window.start])
-            done += step
-            counter.advance(step)
+            done += tokens
+            counter.advance(tokens)
         if length in missing:
             error = relative_state_error(run.states(), files.states(length))
             mean = [np.mean([values[p] for p in window], axis=0) for values in (recent, losses)]
@@ -94,7 +95,6 @@ def _row(
         "configuration": configuration.name,
         "formats": configuration.formats,
         "window": configuration.window,
-        "step_tokens": configuration.step_tokens,
         "length": length,
         "kl": _number(kl.mean()),
         "kl_by_row": [_number(v) for v in kl],

@@ -25,8 +25,7 @@ POSITIONS = 256  # measured positions at each length (paper, Appendix E.4.3)
 class Plan:
     """Decode each stream behind a prompt of `prompt` tokens, and measure at the `lengths` (decoded tokens), rising.
 
-    reference_step: tokens of a step of the reference, which writes a state for each of them whatever their number; a
-    divisor of every length.
+    reference_step: tokens of a step of the reference, which writes a state for each of them whatever their number.
     """
 
     streams: tuple[Stream, ...]
@@ -72,7 +71,7 @@ class ReferenceFiles:
 def write_reference(model: Model, plan: Plan, files: ReferenceFiles, advance: Callable[[int], None]) -> None:
     """Conventional decoding with float32 states over the plan; `advance` hears of each step's tokens."""
     step = plan.reference_step
-    replay = ReplayConfig(window=max(step, 1), max_step_tokens=step)
+    replay = ReplayConfig(window=step, max_step_tokens=step)
     run = ForcedDecoding(model, replay, plan.streams, plan.prompt, conventional=True)
     vocab, done = model.checkpoint.geometry.vocab, 0
     for length in plan.lengths:
@@ -83,11 +82,12 @@ def write_reference(model: Model, plan: Plan, files: ReferenceFiles, advance: Ca
             shared = done - window.start
             kept[:shared] = previous[len(previous) - shared :]
         while done < length:
-            logits = run.step()
-            for t in range(step):
+            logits = run.step(length - done)
+            tokens = len(logits[0])
+            for t in range(tokens):
                 if done + t in window:
                     kept[done + t - window.start] = [log_softmax(row[t]) for row in logits]
-            done += step
-            advance(step)
+            done += tokens
+            advance(tokens)
         files.save("logprobs", length, kept)
         files.save("states", length, run.states())

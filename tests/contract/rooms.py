@@ -25,6 +25,7 @@ ROOMS = {
     "checks": "contract", "config": "contract", "graph": "contract", "bindings": "contract", "manifest": "contract",
     "spec": "spec", "spec.philox": "rules", "spec.formats": "rules", "spec.accept": "rules",
     "spec.cursors": "rules", "spec.traffic": "rules", "spec.decay_skip": "rules", "spec.adaptive_window": "rules",
+    "spec.tuning": "rules",
     "models": "models", "weights": "weights", "ops": "ops", "cli": "cli",
     "bench": "bench", "bench.cases": "bench cases",
     "builders": "builders", "__main__": "cli",

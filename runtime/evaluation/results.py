@@ -1,0 +1,62 @@
+"""Result files: what was evaluated, with what, and the rows. One JSON object a file, readable without this package."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trtllm_replayssm._version import __version__
+from trtllm_replayssm.errors import ConfigError
+from trtllm_replayssm.runtime.evaluation.forcing import Model
+from trtllm_replayssm.runtime.evaluation.streams import Stream
+
+KINDS = ("kl", "decays", "drift", "tasks", "windows")
+
+
+def describe_run(model: Model, streams: Sequence[Stream], prompt: int) -> dict[str, Any]:
+    """What two runs must share to be one evaluation: checkpoint, tokens, types, kind of device."""
+    geometry = model.checkpoint.geometry
+    return {
+        "checkpoint": Path(model.checkpoint.directory).name,
+        "model": geometry.name,
+        "family": geometry.family.value,
+        "heads": [len(geometry.ssm_layers), geometry.ssm.heads],
+        "prompt": prompt,
+        "rows": [{"text": s.text, "seed": s.seed, "digest": s.digest} for s in streams],
+        "activation": model.activation.value,
+        "device": model.device.type,
+    }
+
+
+def machine(model: Model) -> dict[str, str]:
+    """Where it ran; not part of what must be equal."""
+    gpu = torch.cuda.get_device_name(model.device) if model.device.type == "cuda" else platform.machine()
+    return {"device_name": gpu, "torch": torch.__version__, "version": __version__}
+
+
+def write_results(path: Path, kind: str, meta: dict[str, Any], rows: Sequence[dict[str, Any]]) -> None:
+    """Write the file, whole or not at all; one row a line, so that differences read well."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(path.name + ".part")
+    lines = ",\n".join(json.dumps(row) for row in rows)
+    part.write_text(
+        f'{{"what": {json.dumps(kind)},\n "meta": {json.dumps(meta)},\n "rows": [\n{lines}\n]}}\n', encoding="utf-8"
+    )
+    os.replace(part, path)
+
+
+def read_results(path: Path) -> dict[str, Any]:
+    """A result file of any kind. Raises ConfigError when it is none."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError("eval", str(path), expected="a result file", got=f"no JSON ({error})") from error
+    if not isinstance(data, dict) or data.get("what") not in KINDS:
+        raise ConfigError("eval", str(path), expected=f"a result file of kind {', '.join(KINDS)}", got="another file")
+    return data

@@ -1,0 +1,117 @@
+"""`tune`: the time model against times it was made from, the choice, the file, and the engine that reads it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.paths import ROOT
+from tests.session.sessions import CHECKPOINTS
+from trtllm_replayssm import LLM
+from trtllm_replayssm.bench.cases import kernel_shapes
+from trtllm_replayssm.cli import main
+from trtllm_replayssm.config import ReplayConfig
+from trtllm_replayssm.errors import ConfigError
+from trtllm_replayssm.runtime.tuning import VARIABLE, add_entry, read_tune_file, tune_key, with_tuned_window
+from trtllm_replayssm.spec.traffic import best_window
+from trtllm_replayssm.spec.tuning import choose_window, fit_times
+from trtllm_replayssm.weights.checkpoint import Checkpoint
+
+SHAPE = kernel_shapes()["super120b"]
+H200 = ROOT / "benchmarks" / "results" / "h200_update_float32.json"
+
+
+def rows_of(read: float, flush: float, record: float, *, window: int = 16, tokens: int = 1) -> list[dict[str, Any]]:
+    by_h = {h: (flush if h + tokens > window else read) + record * h for h in range(1, window + 1)}
+    return [
+        {"what": "update", "shape": "super120b", "B": 256, "T": tokens, "L": window, "by_h": by_h},
+        {"what": "update", "shape": "super120b", "B": 8, "T": tokens, "L": window, "by_h": {1: 1.0}},
+        {"what": "update", "shape": "super120b", "B": 256, "T": tokens, "L": window, "by_h": {1: 9.0}, "read": "fp8"},
+        {"what": "conventional", "shape": "super120b", "B": 256, "T": tokens, "L": 0, "by_h": {1: 5.0}},
+    ]
+
+
+def test_the_fit_finds_the_three_numbers_that_made_the_times() -> None:
+    times = fit_times(rows_of(200.0, 500.0, 2.0), "super120b", 200, 1)
+    assert times is not None and times.batch == 256 and times.samples == 16
+    assert (times.read, times.flush, times.record) == pytest.approx((200.0, 500.0, 2.0))
+    # a window of 4: steps with h = 1, 2, 3 read, the one with h = 4 flushes
+    config = ReplayConfig(window=4)
+    assert times.per_token(config, 1.0) == pytest.approx((202 + 204 + 206 + 508) / 4)
+
+
+def test_without_fitting_rows_there_are_no_times() -> None:
+    rows = rows_of(200.0, 500.0, 2.0)
+    assert fit_times(rows, "nano4b", 256, 1) is None
+    assert fit_times(rows, "super120b", 256, 2) is None
+    assert fit_times(rows[1:2], "super120b", 8, 1) is None, "one time does not fix three numbers"
+
+
+def test_the_choice_follows_the_times_and_says_so() -> None:
+    config = ReplayConfig()
+    costly_flush = choose_window(SHAPE, config, 1.0, fit_times(rows_of(200.0, 5000.0, 1.0), "super120b", 256, 1))
+    costly_record = choose_window(SHAPE, config, 1.0, fit_times(rows_of(200.0, 210.0, 20.0), "super120b", 256, 1))
+    assert costly_flush.window > 32 and costly_record.window < 4
+    by_bytes = choose_window(SHAPE, config, 1.0, None)
+    assert by_bytes.by_time is None and by_bytes.window <= by_bytes.by_traffic == best_window(SHAPE, config, 1, 1.0)
+    assert "no measurement" in by_bytes.why[1] and "is fastest" in costly_flush.why[1]
+
+
+def test_measured_times_of_a_window_predict_the_measured_mean() -> None:
+    """The model against what it was not fitted to: means of whole windows, flushes included, as the GPU ran them."""
+    rows = [r for r in json.loads(H200.read_text())["rows"] if r["what"] == "update" and r["B"] == 256]
+    assert len(rows) > 20
+    for row in rows:
+        times = fit_times(rows, row["shape"], 256, row["T"])
+        assert times is not None
+        config = ReplayConfig(window=row["L"], max_step_tokens=row["T"])
+        # `us` is per step; 3 % accepts single steps off the line, and rejects a flush counted once too often (6 %)
+        assert times.per_token(config, row["accepted"]) * row["accepted"] == pytest.approx(row["us"], rel=0.03)
+
+
+def test_the_command_explains_and_the_engine_reads_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, file = CHECKPOINTS / "nemotron-dense", tmp_path / "tune.json"
+    assert main(["tune", str(model), "--batch", "4", "--file", str(file)]) == 0
+    assert "taken: L =" in capsys.readouterr().out
+    (entries,) = read_tune_file(file).values()
+    window = entries[0]["window"]
+    assert window != 16, "else the next lines prove nothing"
+    monkeypatch.delenv(VARIABLE, raising=False)
+    for variable, want in ((None, 16), (str(file), window)):
+        if variable:
+            monkeypatch.setenv(VARIABLE, variable)
+        with LLM(model, tokenizer=None, max_seq_len=32) as llm:
+            assert llm._engine.session.replay.window == want
+    with LLM(model, tokenizer=None, max_seq_len=32, replay_config=ReplayConfig(window=9)) as llm:
+        assert llm._engine.session.replay.window == 9, "what is asked for stays"
+
+
+def test_results_of_another_gpu_are_not_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for gpu, expected in (("NVIDIA H200", "is fastest"), ("NVIDIA B300", "no measurement")):
+        arguments = ["tune", "nemotron-3-super-120b-a12b-nvfp4", "--gpu", gpu, "--batch", "256"]
+        assert main([*arguments, "--results", str(H200), "--file", str(tmp_path / "t.json")]) == 0
+        assert expected in capsys.readouterr().out
+    assert len(read_tune_file(tmp_path / "t.json")) == 2
+
+
+def test_the_closest_batch_counts_and_a_foreign_file_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Checkpoint.open(CHECKPOINTS / "qwen-dense") as checkpoint:
+        shape = checkpoint.geometry.ssm
+    file, config = tmp_path / "tune.json", ReplayConfig()
+    for batch, window in ((1, 30), (256, 12), (1, 31)):
+        add_entry(file, tune_key(shape, config, "cpu"), {"batch": batch, "window": window, "accepted": 1.0})
+    monkeypatch.setenv(VARIABLE, str(file))
+    assert [with_tuned_window(config, shape, "cpu", b).window for b in (1, 12, 40, 512)] == [31, 31, 12, 12]
+    assert with_tuned_window(config, shape, "NVIDIA H200", 1) == config
+    assert with_tuned_window(replace(config, max_step_tokens=2), shape, "cpu", 1).window == 16
+    file.write_text('{"version": 1, "entries": {"a": [{"window": "12"}]}}')
+    with pytest.raises(ConfigError, match="another file"):
+        read_tune_file(file)

@@ -1,0 +1,127 @@
+"""`trtllm-replayssm tune`: chooses the window for a model, GPU, batch, T and acceptance, explains it and records it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from trtllm_replayssm.bench.cases import KernelCase, Operation, kernel_shapes
+from trtllm_replayssm.cli.options import add_replay_options, replay_config
+from trtllm_replayssm.dtypes import StateFormat
+from trtllm_replayssm.errors import ConfigError
+from trtllm_replayssm.runtime.tuning import VARIABLE, add_entry, tune_key
+from trtllm_replayssm.shapes import ModelGeometry, SsmShape
+from trtllm_replayssm.spec.tuning import choose_window, fit_times
+from trtllm_replayssm.weights.checkpoint import Checkpoint
+from trtllm_replayssm.weights.presets import preset_geometry
+
+_WINDOWS = (16, 32)  # two windows and their records fix the three numbers of the time model
+
+
+def add_command(commands: Any) -> None:
+    """Register the command."""
+    parser = commands.add_parser(
+        "tune",
+        help="choose the window for a model, GPU, batch and acceptance",
+        description="Chooses the window L by the traffic model, and by kernel times where there are any; writes it to "
+        f"a file that engines read where the variable {VARIABLE} names it.",
+    )  # fmt: skip
+    parser.add_argument("model", help="a checkpoint directory, or the name of a preset")
+    parser.add_argument("--gpu", default="cpu", help='name as the driver gives it, "NVIDIA H200" (default: cpu)')
+    parser.add_argument("--batch", type=int, default=8, help="rows of a step (default 8)")
+    parser.add_argument("--step-tokens", type=int, default=1, metavar="T", help="base token and drafts (default 1)")
+    parser.add_argument("--accepted", type=float, help="mean tokens committed by a step (default: all)")
+    parser.add_argument(
+        "--results", type=Path, nargs="*", default=[], metavar="FILE",
+        help="kernel times: JSON of bench kernel, one object a line or {meta, rows}",
+    )  # fmt: skip
+    parser.add_argument("--measure", action="store_true", help="time the native kernels here (needs the GPU)")
+    parser.add_argument("--file", type=Path, required=True, help="the file of tuned windows")
+    add_replay_options(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Choose, explain, record."""
+    geometry = _geometry(arguments.model)
+    tokens = arguments.step_tokens
+    arguments.window = max(arguments.window, tokens)  # what is chosen replaces it
+    config = replay_config(arguments, tokens)
+    accepted = float(tokens) if arguments.accepted is None else arguments.accepted
+    if arguments.batch < 1:
+        raise ConfigError("tune", "--batch", expected="a positive integer", got=arguments.batch)
+    rows, gpu = _times(arguments, geometry.ssm)
+    name = shape_name(geometry.ssm)
+    plain = config.recurrence is StateFormat.FLOAT32 and config.read is None
+    times = fit_times(rows, name, arguments.batch, tokens) if name and plain else None
+    choice = choose_window(geometry.ssm, config, accepted, times)
+    key = tune_key(geometry.ssm, config, gpu)
+    for line in choice.why:
+        print(line)
+    add_entry(
+        arguments.file, key,
+        {"batch": arguments.batch, "accepted": accepted, "window": choice.window, "by_traffic": choice.by_traffic,
+         "by_time": choice.by_time, "why": list(choice.why)},
+    )  # fmt: skip
+    print(f"written to {arguments.file}: {key}, batch {arguments.batch}")
+    return 0
+
+
+def shape_name(shape: SsmShape) -> str | None:
+    """The benchmark's name of a layer shape, None for one it does not know."""
+    for name, known in kernel_shapes().items():
+        if replace(known, conv_kernel=shape.conv_kernel, conv_bias=shape.conv_bias) == shape:
+            return name
+    return None
+
+
+def _geometry(model: str) -> ModelGeometry:
+    if not Path(model).is_dir():
+        return preset_geometry(model)
+    with Checkpoint.open(model) as checkpoint:
+        return checkpoint.geometry
+
+
+def _times(arguments: argparse.Namespace, shape: SsmShape) -> tuple[list[dict[str, Any]], str]:
+    """Benchmark rows of the GPU, and its name."""
+    if arguments.measure:
+        return _measure(shape, arguments.batch, arguments.step_tokens)
+    found: list[dict[str, Any]] = []
+    for path in arguments.results:
+        found += read_rows(path)
+    return [r for r in found if r.get("gpu") == arguments.gpu], arguments.gpu
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """Rows of a benchmark file in either form."""
+    text = path.read_text(encoding="utf-8")
+    try:
+        if text.lstrip().startswith('{"meta"'):
+            return list(json.loads(text)["rows"])
+        return [json.loads(line) for line in text.splitlines() if line.strip()]
+    except (ValueError, KeyError) as error:
+        raise ConfigError("tune", f"--results {path}", expected="JSON of bench kernel", got=str(error)) from error
+
+
+def _measure(shape: SsmShape, batch: int, tokens: int) -> tuple[list[dict[str, Any]], str]:
+    from trtllm_replayssm.bench.machine import describe
+    from trtllm_replayssm.bench.run import entry, run_cases
+    from trtllm_replayssm.bench.timing import copy_bandwidth
+    from trtllm_replayssm.ops.library import installed_library
+
+    name = shape_name(shape)
+    if name is None:
+        raise ConfigError("tune", "--measure", expected=f"a layer shape of {', '.join(kernel_shapes())}", got=shape)
+    gpu = describe()["gpu"]
+    cases = [
+        KernelCase(
+            shape_name=name, shape=shape, suite="tune", operation=Operation.UPDATE, rows=batch, tokens=tokens,
+            window=window, recurrence=StateFormat.FLOAT32, read=None,
+        )
+        for window in _WINDOWS
+    ]  # fmt: skip
+    library, bandwidth = installed_library(), copy_bandwidth()
+    return [entry(row) for row in run_cases(cases, library, bandwidth, rounds=20)], gpu
