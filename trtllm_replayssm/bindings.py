@@ -64,8 +64,8 @@ class EngineStep:
 class OpStep:
     """Run a native operation over a layer's state.
 
-    op: a name of `OPS`; inputs, outputs: its arguments; weights: argument to parameter name; layer: absolute index, or
-    -1 for an operation without state.
+    op: a plugin's name, as the constants below; inputs, outputs: its arguments; weights: argument to parameter name;
+    layer: absolute index, or -1 for an operation without state.
     """
 
     op: str
@@ -91,7 +91,6 @@ class Program:
 MAMBA2, GDN, CONV1D, MOE, COMMIT = (
     "Mamba2Replay", "GatedDeltaNetReplay", "CausalConv1dReplay", "MoeExperts", "ReplayCommit",
 )  # fmt: skip
-OPS = (MAMBA2, GDN, CONV1D, MOE, COMMIT)
 
 
 def layer_tensor(layer: int, part: str) -> str:

@@ -120,9 +120,9 @@ def file_digest(path: Path) -> str:
     return digest.hexdigest()
 
 
-def require_same(operation: str, built: object, wanted: object) -> None:
+def require_same(operation: str, given: object, built: object) -> None:
     """Raise EngineMismatchError naming the first field in which two values of one dataclass differ."""
-    difference = first_difference(to_json(built), to_json(wanted), "")
+    difference = first_difference(to_json(given), to_json(built), "")
     if difference is not None:
         name, got, expected = difference
         raise EngineMismatchError(operation, name, expected=expected, got=got, hint=_HINT)

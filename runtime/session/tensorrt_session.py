@@ -11,7 +11,7 @@ from trtllm_replayssm.config import PoolConfig
 from trtllm_replayssm.dtypes import ActivationDtype
 from trtllm_replayssm.errors import ConfigError
 from trtllm_replayssm.graph import ModelOutput
-from trtllm_replayssm.manifest import Manifest, check_files, read_manifest
+from trtllm_replayssm.manifest import Manifest, check_files, read_manifest, require_same
 from trtllm_replayssm.models import Model, model_of
 from trtllm_replayssm.ops.dtypes import torch_dtype
 from trtllm_replayssm.runtime.pools.state_pools import StatePools
@@ -38,7 +38,12 @@ class TensorRtSession(TorchSession):
     """
 
     def __init__(self, manifest: Manifest, directory: Path, engines: Engines, pools: StatePools) -> None:
-        """directory: of the bundle, for what native operations read. engines: run the bundle's engine files."""
+        """directory: of the bundle, for what native operations read. engines: run the bundle's engine files.
+
+        Raises EngineMismatchError when the pools are not those that the engines were built for.
+        """
+        require_same("TensorRtSession", pools.geometry, manifest.geometry)
+        require_same("TensorRtSession", pools.replay, manifest.replay)
         activation = torch_dtype(ActivationDtype(manifest.build.activation))
         # native operations ask for vectors and experts only, which a bundle serves as a checkpoint does
         bundle = BundleWeights(directory, manifest.geometry)

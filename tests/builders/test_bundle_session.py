@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 pytest.importorskip("tensorrt_rtx", reason="needs the wheels of tensorrt-rtx-cu13")
 
@@ -25,7 +27,8 @@ from trtllm_replayssm.builders.sources import checkpoint_source
 from trtllm_replayssm.config import PoolConfig
 from trtllm_replayssm.errors import ConfigError, EngineMismatchError
 from trtllm_replayssm.manifest import read_manifest
-from trtllm_replayssm.runtime.session.tensorrt_session import TensorRtSession
+from trtllm_replayssm.runtime.session.tensorrt_engines import TensorRtEngines
+from trtllm_replayssm.runtime.session.tensorrt_session import TensorRtSession, pools_of
 from trtllm_replayssm.runtime.session.torch_session import TorchSession
 from trtllm_replayssm.weights.checkpoint import Checkpoint
 
@@ -99,6 +102,15 @@ def test_what_does_not_fit_is_refused_before_anything_runs(
     with pytest.raises(ConfigError, match="pip install"):
         TensorRtSession.from_bundle(path, device="cpu")
     assert not library.executed
+
+
+def test_pools_of_other_settings_are_refused(bundle: tuple[str, Path], library: FakeTensorRt) -> None:
+    path = bundle[1]
+    manifest = read_manifest(path)
+    other = replace(manifest, replay=replace(manifest.replay, window=manifest.replay.window + 1))
+    engines = TensorRtEngines(path, manifest, torch.device("cpu"))
+    with pytest.raises(EngineMismatchError, match=r"window: expected 8, got 9"):
+        TensorRtSession(manifest, path, engines, pools_of(other, None, "cpu"))
 
 
 def test_an_altered_bundle_is_refused(bundle: tuple[str, Path], library: FakeTensorRt) -> None:
