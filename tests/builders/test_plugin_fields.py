@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from trtllm_replayssm.bindings import GDN, MAMBA2, ssm_tensors
+from trtllm_replayssm.bindings import COMMIT, CONV1D, GDN, MAMBA2, ssm_tensors
 from trtllm_replayssm.builders.plugin_fields import PLUGINS, STATE_FORMAT_CODES, PluginSpec
 from trtllm_replayssm.config import ReplayConfig
 from trtllm_replayssm.dtypes import StateFormat
@@ -47,6 +47,17 @@ def test_the_inputs_of_a_recurrence_are_the_libraries_in_order(name: str) -> Non
         ports += step if common else [port]
     spec: PluginSpec = PLUGINS[name]
     assert ports == [*spec.data, *spec.rows, *spec.cursors, *spec.weights]
+
+
+@pytest.mark.parametrize(("name", "header"), [(CONV1D, "conv1d.h"), (COMMIT, "commit.h")])
+def test_the_other_plugins_have_the_libraries_fields_and_inputs(name: str, header: str) -> None:
+    """Their state follows the weights: the window, or the cursors that a commit moves."""
+    text = block((SOURCES / header).read_text(), f"struct {name} {{")
+    spec = PLUGINS[name]
+    assert FIELD.findall(text) == list(spec.all_fields)
+    ports = re.findall(r'\{"(\w+)", &Args', block(text, "ports("))
+    state = ["window"] if name == CONV1D else ["origin", "h", "cursor_position"]
+    assert ports == [*spec.data, *spec.rows, *spec.cursors, *spec.weights, *state]
 
 
 @pytest.mark.parametrize("kind", SsmKind)

@@ -67,7 +67,7 @@ def destination(tmp_path: Path) -> Iterator[Path]:
 @pytest.mark.parametrize("preset", PERIODS)
 def test_one_decoder_period_builds_at_real_shapes(preset: str, destination: Path) -> None:
     layers, kinds = PERIODS[preset]
-    geometry = replace(slice_geometry(preset_geometry(preset), layers, mtp=False), vocab=4096)
+    geometry = replace(slice_geometry(preset_geometry(preset), layers, mtp=True), vocab=4096)
     assert set(geometry.layers) == kinds
     parameters = RandomParameters(geometry, preset, first_layer=layers[0])
     report = build(parameters, preset_config(preset), destination, OPTIONS, with_weights=False)
