@@ -3,7 +3,10 @@
 A shared checkpoint is rounded every L tokens, and each error then decays by alpha^L until the next. After n writes a
 bias b has grown to b (1 - alpha^(L n)) / (1 - alpha^L), a variance s^2 to s^2 (1 - alpha^(2 L n)) / (1 - alpha^(2 L));
 with n without bound these are the paper's limits. Rounding to nearest is set against the first, stochastic rounding
-against the root of the second. The theory gives the shape over decays, not the size: one factor a curve is fitted.
+against the root of the second. The state that is measured is the checkpoint with its h records applied, so that its
+error has decayed by alpha^h since the last write. The theory gives the shape over decays, not the size: one factor a
+curve is fitted, on the first recurrent layer, whose inputs are the reference's: in the others the error that comes in
+with the inputs is added, which fast heads show most.
 """
 
 from __future__ import annotations
@@ -44,8 +47,9 @@ def rank_correlation(a: Array, b: Array) -> float:
 def compare(row: dict[str, Any], mean_log_decay: Sequence[Sequence[float]]) -> dict[str, Any]:
     """A measurement of a shared low-precision checkpoint beside its theory, head by head.
 
-    row: of a divergence result. factor: the size of one rounding relative to the state, fitted as the median ratio;
-    typical_ratio: the median of max(measured / theory, theory / measured) after the fit.
+    row: of a divergence result. factor: the size of one rounding relative to the state, fitted on the first layer as
+    the median ratio; rank_correlation and typical_ratio, the median of max(measured / theory, theory / measured) after
+    the fit, are of the first layer, *_all of all layers. log_decay, measured, theory: by head, the first layer first.
     """
     if not row["formats"].startswith("shared") or row["formats"] == "shared-fp32":
         raise ConfigError("eval drift", "configuration", expected="a shared low-precision one", got=row["formats"])
@@ -53,17 +57,24 @@ def compare(row: dict[str, Any], mean_log_decay: Sequence[Sequence[float]]) -> d
     errors = np.array([[np.nan if v is None else v for v in layer] for layer in row["state_error"]]).ravel()
     if decays.shape != errors.shape:
         raise ConfigError("eval drift", "decays", expected=f"{errors.size} heads", got=decays.size)
-    writes = max(row["length"] // row["window"], 1)
+    # plain decoding flushes before token L + 1, 2 L + 1, ...; the first write is the prompt's
+    flushes, records = divmod(row["length"] - 1, row["window"])
     growth = deviation_growth if row["formats"].endswith("-sr") else bias_growth
-    shape = growth(decays, row["window"], writes)
-    finite = np.isfinite(errors) & (errors > 0)
-    factor = float(np.median(errors[finite] / shape[finite]))
-    ratio = errors[finite] / (factor * shape[finite])
+    shape = growth(decays, row["window"], flushes + 1) * np.exp(decays * (records + 1))
+    if not np.isfinite(errors).all():
+        raise ConfigError("eval drift", row["configuration"], expected="finite states", got="a state that overflowed")
+    first = len(row["state_error"][0])
+    factor = float(np.median(errors[:first] / shape[:first]))
+    theory = factor * shape
+    ratio = np.maximum(errors / theory, theory / np.maximum(errors, 1e-300))
     return {
         "configuration": row["configuration"], "length": row["length"], "factor": float(f"{factor:.4g}"),
-        "rank_correlation": round(rank_correlation(errors[finite], shape[finite]), 3),
-        "typical_ratio": round(float(np.median(np.maximum(ratio, 1.0 / ratio))), 3),
-        "log_decay": decays[finite].tolist(),
-        "measured": [float(f"{v:.4g}") for v in errors[finite]],
-        "theory": [float(f"{v:.4g}") for v in factor * shape[finite]],
+        "first_layer_heads": first,
+        "rank_correlation": round(rank_correlation(errors[:first], theory[:first]), 3),
+        "rank_correlation_all": round(rank_correlation(errors, theory), 3),
+        "typical_ratio": round(float(np.median(ratio[:first])), 3),
+        "typical_ratio_all": round(float(np.median(ratio)), 3),
+        "log_decay": decays.tolist(),
+        "measured": [float(f"{v:.4g}") for v in errors],
+        "theory": [float(f"{v:.4g}") for v in theory],
     }  # fmt: skip

@@ -30,6 +30,7 @@ def draw(results: Results, folder: Path, stem: str) -> list[Path]:
     kinds: dict[str, list[tuple[str, Callable[[Results, Any], bool]]]] = {
         "kl": [("kl", _kl_by_length), ("kl_by_window", _kl_by_window), ("state_error", _state_error)],
         "drift": [("", _drift)], "decays": [("", _decays)], "tasks": [("", _tasks)],
+        "windows": [("adaptive", _adaptive), ("skip", _skip)],
     }  # fmt: skip
     paths = []
     for name, figure in kinds.get(results["what"], []):
@@ -121,7 +122,7 @@ def _kl_by_window(results: Results, axes: Any) -> bool:
 
 
 def _drift(results: Results, axes: Any) -> bool:
-    """Each configuration at its longest length: heads measured (points) and the theory's curve through them."""
+    """Each configuration at its longest length: the theory's curve, the first layer's heads on it, and the others."""
     longest: dict[str, dict[str, Any]] = {}
     for row in results["rows"]:
         if row["length"] >= longest.get(row["configuration"], row)["length"]:
@@ -131,13 +132,16 @@ def _drift(results: Results, axes: Any) -> bool:
         forget = -np.array(row["log_decay"])
         order = np.argsort(forget)
         label = f"{row['configuration']}, N = {row['length']}, rank correlation {row['rank_correlation']:.2f}"
-        axes.plot(forget, row["measured"], ".", color=f"C{i}", markersize=4)
+        first, measured = row["first_layer_heads"], row["measured"]
+        axes.plot(forget[:first], measured[:first], "o", color=f"C{i}", markersize=5)
+        axes.plot(forget[first:], measured[first:], "x", color=f"C{i}", markersize=3, alpha=0.5)
         axes.plot(forget[order], np.array(row["theory"])[order], "-", color=f"C{i}", linewidth=1, label=label)
     axes.set(
-        xscale="log", yscale="log", xlabel="1 - alpha: mean forgetting of a head per token (-log)",
+        xscale="log", yscale="log", xlabel="mean forgetting of a head per token, -log alpha",
         ylabel="relative state error",
     )  # fmt: skip
-    axes.set_title(_title(results, "State error: theory (lines) over heads (points)"), fontsize=9)
+    title = "Theory (lines), first layer's heads (dots), others (crosses)"
+    axes.set_title(_title(results, title), fontsize=8)
     axes.legend(fontsize=7)
     return bool(chosen)
 
@@ -167,4 +171,35 @@ def _tasks(results: Results, axes: Any) -> bool:
     axes.set_ylabel("accuracy against float32, percentage points")
     axes.set_title(_title(results, "Generated tasks"), fontsize=9)
     axes.legend(fontsize=6)
+    return bool(rows)
+
+
+def _adaptive(results: Results, axes: Any) -> bool:
+    rows = [r for r in results["rows"] if "scenario" in r]
+    scenarios = list(dict.fromkeys(r["scenario"] for r in rows))
+    cells = list(dict.fromkeys((r["shape"], r["T"]) for r in rows))
+    for i, scenario in enumerate(scenarios):
+        mine = {(r["shape"], r["T"]): 100 * r["saved_over_best"] for r in rows if r["scenario"] == scenario}
+        saved = [mine[cell] for cell in cells]
+        axes.bar(np.arange(len(cells)) + 0.25 * i, saved, 0.25, label=scenario)
+    axes.set_xticks(np.arange(len(cells)) + 0.25, [f"{shape}\nT={tokens}" for shape, tokens in cells], fontsize=7)
+    axes.set_ylabel("% of state and record bytes saved")
+    axes.set_title("A window per row against the best one window, by the traffic model", fontsize=9)
+    axes.legend(fontsize=7)
+    return bool(rows)
+
+
+def _skip(results: Results, axes: Any) -> bool:
+    rows = [r for r in results["rows"] if "alpha" in r]
+    shapes = list(dict.fromkeys(r["shape"] for r in rows))
+    outputs = list(dict.fromkeys(r["output"] for r in rows))
+    for row in rows:
+        axes.plot(
+            row["alpha"], 100 * np.array(row["saved"]), color=f"C{shapes.index(row['shape'])}",
+            linestyle=("-", "--", ":")[outputs.index(row["output"])], linewidth=1.2,
+            label=f"{row['shape']}, {row['output']} outputs",
+        )  # fmt: skip
+    axes.set(xlabel="decay of a head per token, constant", ylabel="% of the head's bytes saved")
+    axes.set_title("Skipping checkpoint reads by decay, plain decoding, L = 16, float32 state", fontsize=9)
+    axes.legend(fontsize=6, ncols=2)
     return bool(rows)

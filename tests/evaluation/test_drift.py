@@ -38,15 +38,20 @@ def test_the_limits_are_the_papers() -> None:
 
 
 def test_a_measurement_made_by_the_theory_agrees_with_it_and_one_turned_round_does_not() -> None:
-    theory = 0.01 * deviation_growth(LOG_DECAY, WINDOW, 25)
+    # after 102 tokens: the prompt's write and 25 flushes, before tokens 5, 9, ..., 101; then two records
+    theory = 0.01 * deviation_growth(LOG_DECAY, WINDOW, 26) * np.exp(2 * LOG_DECAY)
     row = {
-        "formats": "shared-fp8-sr", "configuration": "shared-fp8-sr-L4", "length": 100, "window": WINDOW,
+        "formats": "shared-fp8-sr", "configuration": "shared-fp8-sr-L4", "length": 102, "window": WINDOW,
         "state_error": [theory.tolist()],
     }  # fmt: skip
     found = compare(row, [LOG_DECAY.tolist()])
     assert (found["factor"], found["rank_correlation"], found["typical_ratio"]) == (pytest.approx(0.01), 1.0, 1.0)
     row["state_error"] = [theory[::-1].tolist()]
     assert compare(row, [LOG_DECAY.tolist()])["rank_correlation"] == pytest.approx(-1.0)
+    row["state_error"] = [theory.tolist(), (100 * theory).tolist()]
+    found = compare(row, [LOG_DECAY.tolist()] * 2)
+    assert (found["typical_ratio"], found["factor"]) == (1.0, pytest.approx(0.01)), "fitted on the first layer"
+    assert found["typical_ratio_all"] > 1.0
 
 
 def test_what_has_no_theory_is_refused() -> None:
