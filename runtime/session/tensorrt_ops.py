@@ -9,18 +9,19 @@ from torch import Tensor
 
 from trtllm_replayssm.bindings import CONV1D, GDN, MAMBA2, MOE, OpStep, View
 from trtllm_replayssm.errors import EngineMismatchError
-from trtllm_replayssm.runtime.session.step_context import StepContext
+from trtllm_replayssm.runtime.pools.state_pools import StatePools
+from trtllm_replayssm.runtime.session.step_context import Phase, StepContext
 from trtllm_replayssm.runtime.session.torch_moe import routed_experts
 from trtllm_replayssm.runtime.session.torch_state_ops import StateOps
 from trtllm_replayssm.runtime.session.torch_weights import TorchWeights
-from trtllm_replayssm.shapes import ModelGeometry
 
 
 class NativeStepOps:
     """state_ops: the recurrences and the convolution; weights: vectors and experts by canonical name."""
 
-    def __init__(self, geometry: ModelGeometry, state_ops: StateOps, weights: TorchWeights) -> None:
-        self._geometry = geometry
+    def __init__(self, pools: StatePools, state_ops: StateOps, weights: TorchWeights) -> None:
+        self._geometry = pools.geometry
+        self._pools = pools
         self._state_ops = state_ops
         self._weights = weights
         self._run = {CONV1D: self._conv1d, MAMBA2: self._mamba2, GDN: self._gdn, MOE: self._moe}
@@ -33,9 +34,21 @@ class NativeStepOps:
         memory[step.outputs["out"]].copy_(self._run[step.op](step, context, inputs))
 
     def _conv1d(self, step: OpStep, context: StepContext, inputs: Mapping[str, Tensor]) -> Tensor:
+        """Where the kernels serve the pools, the convolution alone: `StateOps.conv1d` would wait for the decay inputs
+        of the layer, which engines make.
+        """
         bias = self._weights.vector(step.weights["bias"]) if "bias" in step.weights else None
         weight = self._weights.vector(step.weights["weight"])
-        return self._state_ops.conv1d(context, step.layer, inputs["x"], weight, bias)
+        if self._state_ops.native is None:
+            return self._state_ops.conv1d(context, step.layer, inputs["x"], weight, bias)
+        prompt = context.phase is Phase.PREFILL
+        operation = torch.ops.replayssm.conv1d_prefill if prompt else torch.ops.replayssm.conv1d_update
+        out: Tensor = operation(
+            flags=0, slot=context.rows.slot.int(), num_tokens=context.rows.num_tokens.int(),
+            position=self._pools.cursors.position, x=inputs["x"], weight=weight[:, 0], bias=bias,
+            window=self._pools.windows[step.layer],
+        )  # fmt: skip
+        return out
 
     def _mamba2(self, step: OpStep, context: StepContext, inputs: Mapping[str, Tensor]) -> Tensor:
         shape = self._geometry.ssm

@@ -49,7 +49,7 @@ class TensorRtSession(TorchSession):
         bundle = BundleWeights(directory, manifest.geometry)
         weights = TorchWeights(cast(Checkpoint, bundle), activation, pools.cursors.position.device)
         super().__init__(weights, pools)
-        ops = NativeStepOps(manifest.geometry, self._state_ops, weights)
+        ops = NativeStepOps(pools, self._state_ops, weights)
         plugins = None
         if manifest.build.flavour == PLUGIN_FLAVOUR:
             plugins = PluginState.of(pools, bundle.packed_experts(manifest.programs.values()))
