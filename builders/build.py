@@ -82,6 +82,7 @@ def build(
                     shutil.copyfile(tokenizer / name, work / name)
         info = _build_info(flavour, options, time.monotonic() - began)
         _write_json(work / "config.json", _config(parameters, pretrained_config, options, info))
+        run.tick("hashing")
         files = {str(p.relative_to(work)): file_digest(p) for p in sorted(work.rglob("*")) if p.is_file()}
         manifest = Manifest(
             format_version=FORMAT_VERSION, build=info, geometry=parameters.geometry, replay=options.replay,
