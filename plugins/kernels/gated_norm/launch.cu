@@ -5,7 +5,7 @@
 namespace replayssm {
 namespace {
 
-constexpr int kManyPlaces = 4;
+constexpr int kManyPlaces = 2;
 // Above this many threads a multiprocessor, a team takes several tokens: fewer weights to load, more loads in flight.
 constexpr int64_t kBusyThreads = 4096;
 

@@ -39,7 +39,7 @@ cudaError_t chooseShape(const SsmInputsParams& p, cudaStream_t stream) {
   if (p.taps > 4) {
     return p.prompt ? launch<Act, 8, 4, 4, 1, true>(p, stream) : launch<Act, 8, 4, 4, 1, false>(p, stream);
   }
-  return p.prompt ? launch<Act, 4, 4, 4, 1, true>(p, stream) : chooseRows<Act>(p, stream);
+  return p.prompt ? launch<Act, 4, 4, 8, 1, true>(p, stream) : chooseRows<Act>(p, stream);
 }
 
 }  // namespace

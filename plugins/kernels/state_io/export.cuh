@@ -10,13 +10,15 @@ constexpr int kExportWarps = 8;
 constexpr int kExportRows = 4;  // state rows of a warp
 constexpr int kBlockRows = kExportWarps * kExportRows;
 constexpr int kExportMaxWindow = 64;
+static_assert(kBlockRows == 32, "a lane loads one row of the values");
+static_assert(kExportMaxWindow < 32 * kExportWarps, "a thread weighs one record");
 
 // The committed records as a block needs them, oldest first. In dynamic shared memory behind it: keys [h][N], 16 bits.
-struct ExportRecords {
-  float weight[kExportMaxWindow];  // of value k^T in the sum; with re-derivation unused
-  float decay[kExportMaxWindow];   // log-decay of the token itself
-  float factor[kExportMaxWindow];  // 1 / |k|, 1 for Mamba-2
-  float beta[kExportMaxWindow];    // with re-derivation
+struct alignas(16) ExportRecords {
+  float weight[kExportMaxWindow + 1];  // of value k^T in the sum, the last of the checkpoint; unused with re-derivation
+  float decay[kExportMaxWindow];       // log-decay of the token itself
+  float factor[kExportMaxWindow];      // 1 / |k|, 1 for Mamba-2
+  float beta[kExportMaxWindow];        // with re-derivation
   float value[kExportMaxWindow][kBlockRows];  // x, u, or v with re-derivation
 };
 
@@ -27,49 +29,50 @@ __device__ __forceinline__ float ringFloat16(const ExportParams& p, int64_t inde
                                      p.rederives ? p.v.data : p.value.data)[index]);
 }
 
-// Scalars first; the weights need all decays, so a barrier lies between the two parts.
+// Lanes are rows for the values and columns for the keys; warps take the records in turn.
 template <class Act>
 __device__ void loadRecords(const ExportParams& p, ExportRecords& records, uint16_t* keys, int slot, int head,
-                            int firstRow) {
-  const int h = min(max(p.pending[slot], 0), p.window), group = head / (p.heads / p.groups);
-  const int origin = p.origin[slot], thread = static_cast<int>(threadIdx.x);
-  auto ringRow = [&](int j) { return (origin + j) % p.ringRows; };
-  auto perHead = [&](const RingTensor& t, int j) {
-    return slot * t.slotStride + static_cast<int64_t>(head) * p.ringRows + ringRow(j);
+                            int firstRow, int h) {
+  const int group = head / (p.heads / p.groups), origin = p.origin[slot];
+  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  auto ringRow = [&](int head, int j) {
+    const int row = origin + j < p.ringRows ? origin + j : origin + j - p.ringRows;
+    return static_cast<int64_t>(head) * p.ringRows + row;
   };
-  auto perGroup = [&](const RingTensor& t, int j) {
-    return slot * t.slotStride + static_cast<int64_t>(group) * p.ringRows + ringRow(j);
-  };
-  for (int j = thread; j < h; j += blockDim.x) {
-    const float stored = static_cast<const float*>(p.decay.data)[perHead(p.decay, j)];
-    // dt = 0 decays nothing, even at an infinite rate.
-    records.decay[j] = p.gdn ? stored : stored > 0.0f ? stored * p.a[head] : 0.0f;
-    records.weight[j] = p.gdn ? 1.0f : stored;
-    records.factor[j] = p.gdn ? static_cast<const float*>(p.keyFactor.data)[perGroup(p.keyFactor, j)] : 1.0f;
-    records.beta[j] = p.rederives ? static_cast<const float*>(p.beta.data)[perHead(p.beta, j)] : 0.0f;
-  }
   const RingTensor& values = p.rederives ? p.v : p.value;
-  for (int i = thread; i < h * kBlockRows; i += blockDim.x) {
-    const int j = i / kBlockRows, row = firstRow + i % kBlockRows;
-    const int64_t at = slot * values.slotStride +
-                       (static_cast<int64_t>(head) * p.ringRows + ringRow(j)) * p.headDim + row;
-    records.value[j][i % kBlockRows] = row < p.headDim ? ringFloat16<Act>(p, at) : 0.0f;
+  for (int j = warp; j < h; j += kExportWarps) {
+    const int row = firstRow + lane;
+    const int64_t value = slot * values.slotStride + ringRow(head, j) * p.headDim + row;
+    records.value[j][lane] = row < p.headDim ? ringFloat16<Act>(p, value) : 0.0f;
+    const uint16_t* key = static_cast<const uint16_t*>(p.key.data) + slot * p.key.slotStride +
+                          ringRow(group, j) * p.stateDim;
+    for (int column = lane * kLaneColumns; column < p.stateDim; column += kChunkColumns) {
+      *reinterpret_cast<uint2*>(keys + j * p.stateDim + column) = *reinterpret_cast<const uint2*>(key + column);
+    }
   }
-  const int quads = p.stateDim / kLaneColumns;
-  for (int i = thread; i < h * quads; i += blockDim.x) {
-    const int j = i / quads;
-    const int64_t at = slot * p.key.slotStride +
-                       (static_cast<int64_t>(group) * p.ringRows + ringRow(j)) * p.stateDim + i % quads * kLaneColumns;
-    *reinterpret_cast<uint2*>(keys + i * kLaneColumns) =
-        *reinterpret_cast<const uint2*>(static_cast<const uint16_t*>(p.key.data) + at);
-  }
+  const int j = static_cast<int>(threadIdx.x);
+  if (j >= h) return;
+  auto scalar = [&](const RingTensor& t, int head) {
+    return static_cast<const float*>(t.data)[slot * t.slotStride + ringRow(head, j)];
+  };
+  const float stored = scalar(p.decay, head);
+  // dt = 0 decays nothing, even at an infinite rate.
+  records.decay[j] = p.gdn ? stored : stored > 0.0f ? stored * p.a[head] : 0.0f;
+  records.weight[j] = p.gdn ? 1.0f : stored;
+  records.factor[j] = p.gdn ? scalar(p.keyFactor, group) : 1.0f;
+  records.beta[j] = p.rederives ? scalar(p.beta, head) : 0.0f;
 }
 
-// exp of a record's suffix sum, from the newest record back; never a difference of sums.
-__device__ __forceinline__ float suffixDecay(const ExportRecords& records, int j, int h) {
+// Thread j: the weight of record j, thread h: of the checkpoint. Suffix sums run from the newest record back and are
+// never differences.
+__device__ __forceinline__ void weighRecords(ExportRecords& records, int h) {
+  const int j = static_cast<int>(threadIdx.x);
+  if (j > h) return;
+  const int oldest = j < h ? j + 1 : 0;
   float sum = 0.0f;
-  for (int i = h - 1; i > j; --i) sum += records.decay[i];
-  return expf(sum);
+#pragma unroll 4
+  for (int i = h - 1; i >= oldest; --i) sum += records.decay[i];
+  records.weight[j] = j < h ? records.weight[j] * records.factor[j] * expf(sum) : expf(sum);
 }
 
 __device__ __forceinline__ void loadState(const StateCopy& copy, int slot, int64_t row, int stateDim, int column,
@@ -126,7 +129,7 @@ struct ExportRowState {
   // Eq. 5: the decayed checkpoint plus each record's outer product, decayed since.
   __device__ __forceinline__ void fold(const ExportRecords& records, const uint16_t* keys, int h, int stateDim,
                                        int blockRow, int lane) {
-    const float total = suffixDecay(records, -1, h);
+    const float total = records.weight[h];
 #pragma unroll
     for (int r = 0; r < kExportRows; ++r) {
 #pragma unroll
@@ -204,13 +207,12 @@ __global__ void __launch_bounds__(32 * kExportWarps) exportKernel(const __grid_c
   if (slot >= 0) {
     const int h = min(max(p.pending[slot], 0), p.window);
     rows.load(p, slot, head, firstRow + blockRow, lane);
-    loadRecords<Act>(p, records, keys, slot, head, firstRow);
+    loadRecords<Act>(p, records, keys, slot, head, firstRow, h);
     __syncthreads();
     if (p.rederives) {
       rows.rederive(records, keys, h, p.stateDim, blockRow, lane);
     } else {
-      const int j = static_cast<int>(threadIdx.x);
-      if (j < h) records.weight[j] *= suffixDecay(records, j, h) * records.factor[j];
+      weighRecords(records, h);
       __syncthreads();
       rows.fold(records, keys, h, p.stateDim, blockRow, lane);
     }
