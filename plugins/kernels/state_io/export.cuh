@@ -11,15 +11,17 @@ constexpr int kExportRows = 4;  // state rows of a warp
 constexpr int kBlockRows = kExportWarps * kExportRows;
 constexpr int kExportMaxWindow = 64;
 static_assert(kBlockRows == 32, "a lane loads one row of the values");
-static_assert(kExportMaxWindow < 32 * kExportWarps, "a thread weighs one record");
+static_assert(kExportMaxWindow <= 32 * kExportWarps, "a thread loads one record's scalars");
+static_assert(kExportRows == 4, "the values of a warp's rows are one load");
 
 // The committed records as a block needs them, oldest first. In dynamic shared memory behind it: keys [h][N], 16 bits.
 struct alignas(16) ExportRecords {
-  float weight[kExportMaxWindow + 1];  // of value k^T in the sum, the last of the checkpoint; unused with re-derivation
-  float decay[kExportMaxWindow];       // log-decay of the token itself
-  float factor[kExportMaxWindow];      // 1 / |k|, 1 for Mamba-2
-  float beta[kExportMaxWindow];        // with re-derivation
-  float value[kExportMaxWindow][kBlockRows];  // x, u, or v with re-derivation
+  float value[kExportMaxWindow][kBlockRows];  // x or u, later times their weight; v with re-derivation
+  float weight[kExportMaxWindow];             // dt, 1 for GDN
+  float decay[kExportMaxWindow];              // log-decay of the token itself
+  float factor[kExportMaxWindow];             // 1 / |k|, 1 for Mamba-2
+  float beta[kExportMaxWindow];               // with re-derivation
+  float total;                                // decay of the checkpoint
 };
 
 template <class Act>
@@ -63,16 +65,21 @@ __device__ void loadRecords(const ExportParams& p, ExportRecords& records, uint1
   records.beta[j] = p.rederives ? scalar(p.beta, head) : 0.0f;
 }
 
-// Thread j: the weight of record j, thread h: of the checkpoint. Suffix sums run from the newest record back and are
-// never differences.
+// Multiplies the values by the weights of their records, and makes the checkpoint's weight. Suffix sums run from the
+// newest record back and are never differences. A warp's lanes are the rows, as when they were loaded.
 __device__ __forceinline__ void weighRecords(ExportRecords& records, int h) {
-  const int j = static_cast<int>(threadIdx.x);
-  if (j > h) return;
-  const int oldest = j < h ? j + 1 : 0;
-  float sum = 0.0f;
+  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  for (int j = warp; j <= h; j += kExportWarps) {
+    const int oldest = j < h ? j + 1 : 0;
+    float sum = 0.0f;
 #pragma unroll 4
-  for (int i = h - 1; i >= oldest; --i) sum += records.decay[i];
-  records.weight[j] = j < h ? records.weight[j] * records.factor[j] * expf(sum) : expf(sum);
+    for (int i = h - 1; i >= oldest; --i) sum += records.decay[i];
+    if (j < h) {
+      records.value[j][lane] *= records.weight[j] * records.factor[j] * expf(sum);
+    } else if (lane == 0) {
+      records.total = expf(sum);
+    }
+  }
 }
 
 __device__ __forceinline__ void loadState(const StateCopy& copy, int slot, int64_t row, int stateDim, int column,
@@ -129,20 +136,22 @@ struct ExportRowState {
   // Eq. 5: the decayed checkpoint plus each record's outer product, decayed since.
   __device__ __forceinline__ void fold(const ExportRecords& records, const uint16_t* keys, int h, int stateDim,
                                        int blockRow, int lane) {
-    const float total = records.weight[h];
 #pragma unroll
     for (int r = 0; r < kExportRows; ++r) {
 #pragma unroll
       for (int c = 0; c < kChunks; ++c) {
 #pragma unroll
-        for (int v = 0; v < kLaneColumns; ++v) s[r][c][v] *= total;
+        for (int v = 0; v < kLaneColumns; ++v) s[r][c][v] *= records.total;
       }
     }
     for (int j = 0; j < h; ++j) {
       float key[kChunks][kLaneColumns];
       loadKey(keys + j * stateDim, stateDim, lane, key);
-#pragma unroll
-      for (int r = 0; r < kExportRows; ++r) add(r, records.weight[j] * records.value[j][blockRow + r], key);
+      const float4 value = *reinterpret_cast<const float4*>(&records.value[j][blockRow]);
+      add(0, value.x, key);
+      add(1, value.y, key);
+      add(2, value.z, key);
+      add(3, value.w, key);
     }
   }
 
@@ -195,7 +204,7 @@ struct ExportRowState {
 
 // Blocks: runs of kBlockRows state rows along x, heads along y, exported states along z.
 template <class Act, int kChunks>
-__global__ void __launch_bounds__(32 * kExportWarps) exportKernel(const __grid_constant__ ExportParams p) {
+__global__ void __launch_bounds__(32 * kExportWarps, 4) exportKernel(const __grid_constant__ ExportParams p) {
   extern __shared__ __align__(16) char shared[];
   ExportRecords& records = *reinterpret_cast<ExportRecords*>(shared);
   uint16_t* const keys = reinterpret_cast<uint16_t*>(shared + sizeof(ExportRecords));
