@@ -137,6 +137,7 @@ WRONG: list[tuple[str, str, Any, str]] = [
     ("conv1d_update", "slot", INT32_PAIR, "slot: expected rank 1, got 2"),
     ("conv1d_update", "num_tokens", view(Dtype.INT64, B), "num_tokens: expected int32, got int64"),
     ("conv1d_update", "position", NULL, "position: expected rank 1, got 0"),
+    ("conv1d_update", "position", view(Dtype.INT32, 0), r"position: S: expected 1\.\.2147483647, got 0"),
     ("conv1d_update", "weight", view(Dtype.FLOAT32, D, 9), r"weight: K: expected 2\.\.8, got 9"),
     ("conv1d_update", "weight", view(Dtype.FLOAT32, D, 1), r"weight: K: expected 2\.\.8, got 1"),
     ("conv1d_update", "weight", view(Dtype.FLOAT32, D, K, stride=(1, D)), "weight: expected stride 1 on axis 1"),
