@@ -6,6 +6,7 @@ is relative to the sum of the magnitudes; the window must hold the inputs' bits,
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -43,6 +44,7 @@ class Windows:
         self.rows = kernel - 1 + max_tokens
         self.window = torch.full((slots, self.rows, channels), float("nan"), dtype=self.dtype, device="cuda")
         self.position = torch.zeros(slots, dtype=torch.int32, device="cuda")
+        self.at = [0] * slots  # the positions on the host: reading them from the device would wait for it each time
         # the specification writes a token before it reads the taps, so it needs a row more than the kernel at least
         self.spec = {slot: np.zeros((kernel + max_tokens, channels)) for slot in range(slots)}
 
@@ -87,22 +89,22 @@ class Windows:
         self, slots: list[int], counts: list[int], accepted: list[int], width: int, *, prompt: bool = False
     ) -> None:
         """One call and the move of the positions on both sides, compared."""
-        x, before = self.tokens(len(slots), width), self.window.clone()
-        out = self.run(slots, counts, x, prompt=prompt)
-        expected_window = before.cpu()
+        x, expected_window = self.tokens(len(slots), width), self.window.cpu()
+        out = self.run(slots, counts, x, prompt=prompt).cpu()
         for row, (slot, count) in enumerate(zip(slots, counts, strict=True)):
             live = count if slot >= 0 else 0
             assert (out[row, live:] == 0).all(), "tokens that do not exist are zero"
             if live:
-                self.check_row(slot, x[row, :live], out[row, :live].double().cpu().numpy())
+                self.check_row(slot, x[row, :live], out[row, :live].double().numpy())
                 self.expect_window(expected_window, slot, x[row, :live])
-                self.position[slot] += accepted[row]
+                self.at[slot] += accepted[row]
+        self.position.copy_(torch.tensor(self.at, dtype=torch.int32))
         bits = torch.int16
         assert torch.equal(self.window.cpu().view(bits), expected_window.view(bits))
 
     def check_row(self, slot: int, x: Any, got: Any) -> None:
-        values, position = x.double().numpy(), int(self.position[slot])
-        weight, bias = self.weight.double().cpu().numpy()[:, None], self.bias.double().cpu().numpy()
+        values, position = x.double().numpy(), self.at[slot]
+        weight, bias = self.filter_host
         magnitude = conv_magnitude(self.spec[slot].copy(), position, values, weight, bias)
         expected = conv_step(self.spec[slot], position, values, weight, bias)
         bound = rounding_bound(expected, self.act, magnitude)
@@ -110,8 +112,13 @@ class Windows:
         worst = np.unravel_index(np.argmax(np.abs(got - expected) / bound), got.shape)
         assert (np.abs(got - expected) <= bound).all(), (worst, got[worst], expected[worst])
 
+    @cached_property
+    def filter_host(self) -> tuple[Any, Any]:
+        """Weight [D, 1, K] and bias [D], float64 on the host."""
+        return self.weight.double().cpu().numpy()[:, None], self.bias.double().cpu().numpy()
+
     def expect_window(self, window: Any, slot: int, x: Any) -> None:
-        position = int(self.position[slot])
+        position = self.at[slot]
         for token in range(max(0, len(x) - self.rows), len(x)):
             window[slot, (position + token) % self.rows] = x[token]
 
