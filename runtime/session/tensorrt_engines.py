@@ -6,6 +6,7 @@ Imports the TensorRT flavour that the bundle was built with when it is made, not
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,36 @@ from trtllm_replayssm.errors import ConfigError, ContractError, DeviceError, Eng
 from trtllm_replayssm.manifest import Manifest
 
 PLUGIN_FLAVOUR = "tensorrt"
+
+
+@dataclass
+class _Bound:
+    """One execution context and what it was told last: a step over the same buffers tells it nothing again."""
+
+    context: Any
+    profile: int
+    shapes: dict[str, torch.Size] = field(default_factory=dict)
+    addresses: dict[str, int] = field(default_factory=dict)
+
+    def set_shape(self, where: str, name: str, tensor: Tensor) -> None:
+        """The extents of an input. Raises ContractError outside the profile."""
+        if self.shapes.get(name) == tensor.shape:
+            return
+        if not self.context.set_input_shape(name, tuple(tensor.shape)):
+            raise ContractError(
+                "run engine", where, expected=f"a shape within profile {self.profile}", got=list(tensor.shape),
+                hint="Build with larger limits",
+            )  # fmt: skip
+        self.shapes[name] = tensor.shape
+
+    def set_address(self, where: str, name: str, tensor: Tensor) -> None:
+        """The memory of an input or output."""
+        if self.addresses.get(name) == tensor.data_ptr():
+            return
+        if not tensor.is_contiguous():
+            raise ContractError("run engine", where, expected="dense memory", got=tensor.stride())
+        self.context.set_tensor_address(name, tensor.data_ptr())
+        self.addresses[name] = tensor.data_ptr()
 
 
 class TensorRtEngines:
@@ -41,7 +72,7 @@ class TensorRtEngines:
             for step in program.steps:
                 if isinstance(step, EngineStep) and step.engine not in self._engines:
                     self._engines[step.engine] = self._load(directory / step.engine)
-        self._contexts: dict[tuple[str, int], Any] = {}
+        self._contexts: dict[tuple[str, int], _Bound] = {}
         sizes = [e.device_memory_size_v2 for e in self._engines.values()]
         # engines run one after another on one stream, so that they share it
         self._scratch = torch.empty(max([1, *sizes]), dtype=torch.uint8, device=device)
@@ -49,32 +80,26 @@ class TensorRtEngines:
     def run(self, engine: str, profile: int, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> None:
         """See `Engines`."""
         stream = self._stream()
-        context = self._context(engine, profile, stream)
+        bound = self._context(engine, profile, stream)
         for name, tensor in inputs.items():
-            if not context.set_input_shape(name, tuple(tensor.shape)):
-                raise ContractError(
-                    "run engine", f"{engine}: {name}", expected=f"a shape within profile {profile}",
-                    got=list(tensor.shape), hint="Build with larger limits",
-                )  # fmt: skip
+            bound.set_shape(f"{engine}: {name}", name, tensor)
         for name, tensor in (*inputs.items(), *outputs.items()):
-            if not tensor.is_contiguous():
-                raise ContractError("run engine", f"{engine}: {name}", expected="dense memory", got=tensor.stride())
-            context.set_tensor_address(name, tensor.data_ptr())
-        if not context.execute_async_v3(stream):
+            bound.set_address(f"{engine}: {name}", name, tensor)
+        if not bound.context.execute_async_v3(stream):
             raise DeviceError("run engine", engine, expected="an engine that runs", got=self._last_message())
 
     def _stream(self) -> int:
         device = self._scratch.device
         return int(torch.cuda.current_stream(device).cuda_stream) if device.type == "cuda" else 0
 
-    def _context(self, engine: str, profile: int, stream: int) -> Any:
+    def _context(self, engine: str, profile: int, stream: int) -> _Bound:
         key = (engine, profile)
         if key not in self._contexts:
             context = self._new_context(self._engines[engine])
             if context is None or not context.set_optimization_profile_async(profile, stream):
                 raise DeviceError("run engine", engine, expected="an execution context", got=self._last_message())
             context.set_device_memory(self._scratch.data_ptr(), self._scratch.numel())
-            self._contexts[key] = context
+            self._contexts[key] = _Bound(context, profile)
         return self._contexts[key]
 
     def _new_context(self, engine: Any) -> Any:

@@ -38,6 +38,7 @@ class FakeTensorRt:
     def __init__(self, bundle: Path, manifest: Manifest, traced: Traced, version: str | None = None) -> None:
         self.__version__ = version or manifest.build.tensorrt_version
         self.executed: list[tuple[str, int]] = []
+        self.told = 0  # shapes and addresses that contexts were given
         self._engines = {}
         for name, segment in traced.segments.items():
             digest = hashlib.sha256((bundle / f"segments/{name}.engine").read_bytes()).digest()
@@ -98,6 +99,7 @@ class _Context:
         self._scratch = address
 
     def set_input_shape(self, name: str, shape: tuple[int, ...]) -> bool:
+        self._engine.library.told += 1
         spec = next(s for s in self._engine.segment.inputs if s.name == name)
         profile = list(self._engine.manifest.profiles.values())[self._profile]
         least, _, most = shape_range(spec.dims, profile, self._engine.manifest.build.max_batch)
@@ -105,6 +107,7 @@ class _Context:
         return len(shape) == len(least) and all(a <= s <= b for a, s, b in zip(least, shape, most, strict=True))
 
     def set_tensor_address(self, name: str, address: int) -> bool:
+        self._engine.library.told += 1
         self._addresses[name] = address
         return True
 

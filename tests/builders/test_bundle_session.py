@@ -27,6 +27,7 @@ from trtllm_replayssm.builders.sources import checkpoint_source
 from trtllm_replayssm.config import PoolConfig
 from trtllm_replayssm.errors import ConfigError, EngineMismatchError
 from trtllm_replayssm.manifest import read_manifest
+from trtllm_replayssm.runtime.session.base import DecodeRow, PrefillChunk
 from trtllm_replayssm.runtime.session.tensorrt_engines import TensorRtEngines
 from trtllm_replayssm.runtime.session.tensorrt_session import TensorRtSession, pools_of
 from trtllm_replayssm.runtime.session.torch_session import TorchSession
@@ -71,6 +72,18 @@ def test_a_loaded_bundle_computes_what_the_torch_session_does(
     engines = len({n for n, _ in library.executed})
     # three prompt chunks; twelve steps, of which none has one token in every row
     assert executed_profiles(library) == {0: 3 * engines, 2: 12 * engines}
+
+
+def test_a_step_over_the_same_buffers_binds_nothing_again(bundle: tuple[str, Path], library: FakeTensorRt) -> None:
+    session = TensorRtSession.from_bundle(bundle[1], device="cpu")
+    slot = session.allocate(1)
+    session.prefill([PrefillChunk(slot, [1, 2, 3], True)])
+    told = []
+    for width in (1, 1, 3, 3, 1):
+        session.decode([DecodeRow(slot, [5] * width)])
+        session.commit([1])
+        told.append(library.told)
+    assert told[0] == told[1] < told[2] == told[3] == told[4]
 
 
 def test_a_snapshot_restores_into_another_session_of_the_bundle(

@@ -31,7 +31,8 @@ PLUGINS_ONLY = {"load_library": "IPluginRegistry"}
 OURS_OR_TORCH = {
     "run", "programs", "values", "steps", "engine", "build", "flavour", "tensorrt_version", "cuda", "current_stream",
     "cuda_stream", "items", "shape", "is_contiguous", "stride", "data_ptr", "numel", "empty", "uint8", "read_bytes",
-    "name", "append", "device", "type", "__init__", "__name__", "__version__", "replace",
+    "name", "append", "device", "type", "context", "shapes", "addresses", "profile", "get", "set_shape", "set_address",
+    "Size", "__init__", "__name__", "__version__", "replace",
 }  # fmt: skip
 
 
