@@ -122,18 +122,19 @@ def test_structs_of_another_size_are_refused(library: _abi.Library) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "tokens", "multiprocessors", "expected"),
+    ("kind", "rows", "tokens", "multiprocessors", "expected"),
     [
-        (1, 1, 132, "conventional: 32 CTAs of 4 warps, 4 state rows a warp"),
-        (512, 1, 132, "conventional: 32768 CTAs of 1 warps, 8 state rows a warp"),
-        (512, 1, 4096, "conventional: 16384 CTAs of 4 warps, 4 state rows a warp"),
-        (3, 2, 132, "conventional: 12 CTAs of 8 warps, 16 state rows a warp"),
+        (MAMBA2, 1, 1, 132, "conventional: 32 CTAs of 4 warps, 4 state rows a warp"),
+        (MAMBA2, 512, 1, 132, "conventional: 32768 CTAs of 1 warps, 8 state rows a warp"),
+        (GDN, 512, 1, 4096, "conventional: 16384 CTAs of 4 warps, 4 state rows a warp"),
+        (MAMBA2, 3, 2, 132, "conventional: 12 CTAs of 8 warps, 16 state rows a warp"),
+        (GDN, 3, 2, 132, "conventional: 192 CTAs of 1 warps, 8 state rows a warp"),
     ],
 )
 def test_the_launch_choice_is_printable_without_a_device(
-    library: _abi.Library, rows: int, tokens: int, multiprocessors: int, expected: str
+    library: _abi.Library, kind: int, rows: int, tokens: int, multiprocessors: int, expected: str
 ) -> None:
-    fields = step_fields(MAMBA2, rows, tokens)
+    fields = step_fields(kind, rows, tokens)
     args = _abi.ConventionalArgs(**fields, state=view(F32, S, E, H, P * N))
     assert library.conventional_launch_text(args, multiprocessors) == expected
     with pytest.raises(ContractError, match="multiprocessors"):

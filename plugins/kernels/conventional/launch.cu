@@ -5,6 +5,8 @@ namespace replayssm {
 namespace {
 
 constexpr int64_t kSmallBytes = 64 << 10;  // of state a multiprocessor
+// State rows of a warp: small batches, plain and GDN's steps, several tokens of Mamba-2.
+constexpr int kSmallRows = 4, kPlainRows = 8, kManyRows = 16;
 
 template <class Kernel, class Params>
 cudaError_t launchKernel(Kernel kernel, const Params& p, const ConventionalLaunch& launch, cudaStream_t stream) {
@@ -20,24 +22,29 @@ cudaError_t launchKernel(Kernel kernel, const Params& p, const ConventionalLaunc
   return cudaLaunchKernelEx(&config, kernel, p);
 }
 
-template <class Act, bool kGdn, int kRows>
-cudaError_t launchRows(const ConventionalParams& p, const ConventionalLaunch& launch, cudaStream_t stream) {
-  if (p.tokens == 1) return launchKernel(conventionalKernel<Act, kGdn, kRows, true>, p, launch, stream);
-  return launchKernel(conventionalKernel<Act, kGdn, kRows, false>, p, launch, stream);
+// Only what chooseConventional picks is compiled.
+template <class Act, bool kGdn>
+cudaError_t launchFamily(const ConventionalParams& p, cudaStream_t stream) {
+  using Small = Block<Act, kGdn, kSmallRows>;
+  using Plain = Block<Act, kGdn, kPlainRows>;
+  using Many = Block<Act, kGdn, kGdn ? kPlainRows : kManyRows>;
+  const ConventionalLaunch launch = chooseConventional(p);
+  if (p.tokens > 1) return launchKernel(conventionalKernel<WideRows, Many, false>, p, launch, stream);
+  if (launch.stateRows == kSmallRows) {
+    return launchKernel(conventionalKernel<NarrowRows, Small, true>, p, launch, stream);
+  }
+  return launchKernel(conventionalKernel<WideRows, Plain, true>, p, launch, stream);
 }
 
-template <class Act, bool kGdn, int kRows>
-cudaError_t launchRows(const RecoveryParams& p, const ConventionalLaunch& launch, cudaStream_t stream) {
-  return launchKernel(recoveryKernel<Act, kGdn, kRows>, p, launch, stream);
-}
-
-template <class Act, bool kGdn, class Params>
-cudaError_t launchFamily(const Params& p, cudaStream_t stream) {
+template <class Act, bool kGdn>
+cudaError_t launchFamily(const RecoveryParams& p, cudaStream_t stream) {
   const ConventionalLaunch launch = chooseConventional(p);
   switch (launch.stateRows) {
-    case 4: return launchRows<Act, kGdn, 4>(p, launch, stream);
-    case 8: return launchRows<Act, kGdn, 8>(p, launch, stream);
-    default: return launchRows<Act, kGdn, 16>(p, launch, stream);
+    case kSmallRows:
+      return launchKernel(recoveryKernel<NarrowRows, Block<Act, kGdn, kSmallRows>>, p, launch, stream);
+    case kPlainRows: return launchKernel(recoveryKernel<WideRows, Block<Act, kGdn, kPlainRows>>, p, launch, stream);
+    default:
+      return launchKernel(recoveryKernel<WideRows, Block<Act, kGdn, kGdn ? kPlainRows : kManyRows>>, p, launch, stream);
   }
 }
 
@@ -50,12 +57,12 @@ cudaError_t launchStep(const Params& p, cudaStream_t stream) {
 }  // namespace
 
 ConventionalLaunch chooseConventional(const StepParams& p) {
-  ConventionalLaunch launch{8, 1, 0};  // plain steps: as many small CTAs as fit hide each other's latencies
+  ConventionalLaunch launch{kPlainRows, 1, 0};  // many small CTAs hide each other's latencies
   const int64_t stateBytes = static_cast<int64_t>(p.rows) * p.heads * p.headDim * kConventionalStateDim * 4;
-  if (p.tokens > 1) {
-    launch = {16, 8, 0};  // written more than read: fewer, larger bursts
-  } else if (stateBytes <= p.multiprocessors * kSmallBytes) {
-    launch = {4, 4, 0};  // one wave of CTAs: the sooner all loads are on their way, the better
+  if (p.tokens > 1 && !p.gdn) {
+    launch = {kManyRows, 8, 0};  // written more than read: fewer, larger bursts
+  } else if (p.tokens <= 1 && stateBytes <= p.multiprocessors * kSmallBytes) {
+    launch = {kSmallRows, 4, 0};  // one wave of CTAs: the sooner all loads are on their way, the better
   }
   const int64_t units = static_cast<int64_t>(p.rows) * p.heads * (p.headDim / launch.stateRows);
   launch.grid = static_cast<int>((units + launch.warps - 1) / launch.warps);
