@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from trtllm_replayssm.ops.dtypes import torch_dtype
 from trtllm_replayssm.ops.layer_state import ConventionalLayerState
 from trtllm_replayssm.ops.reference.gdn import gdn_fold
 from trtllm_replayssm.ops.reference.mamba2 import mamba2_fold
+from trtllm_replayssm.runtime.evaluation.saved_run import SavedRun, save_run
 from trtllm_replayssm.runtime.evaluation.streams import Stream
 from trtllm_replayssm.runtime.pools.state_pools import StatePools
 from trtllm_replayssm.runtime.session.base import DecodeRow, Logits, PrefillChunk
@@ -60,9 +62,9 @@ class ForcedDecoding:
 
     def __init__(
         self, model: Model, replay: ReplayConfig, streams: Sequence[Stream], prompt: int, *,
-        conventional: bool = False, spare_slots: int = 0, spare_tokens: int = 0,
+        conventional: bool = False, spare_slots: int = 0, spare_tokens: int = 0, saved: SavedRun | None = None,
     ) -> None:  # fmt: skip
-        """Prefills the first `prompt` tokens of each stream.
+        """Prefills the first `prompt` tokens of each stream; with `saved`, goes on where that run was saved.
 
         spare_slots, spare_tokens: room for copies of the streams' slots, and for tokens behind the streams' own.
         """
@@ -73,10 +75,20 @@ class ForcedDecoding:
         self.session = model.session(
             replay, conventional=conventional, slots=len(streams) + spare_slots, max_seq_len=longest
         )
+        if saved is not None:
+            loaded = [self.session.load_snapshot(saved.position, row, prompt_done=True) for row in saved.rows]
+            self.slots = [self.session.restore(snapshot) for snapshot in loaded]
+            self.position = saved.position
+            self._records = self.session.cursors(self.slots[0]).h
+            return
         self.slots = [self.session.allocate(s.seed) for s in streams]
         self.session.prefill([PrefillChunk(x, s.ids[:prompt], True) for x, s in zip(self.slots, streams, strict=True)])
         self.position = prompt
         self._records = 0
+
+    def save(self, path: Path) -> None:
+        """Write what `saved` takes."""
+        save_run(path, [self.session.save(slot) for slot in self.slots])
 
     def step(self, most: int) -> list[Logits]:
         """Decode the next tokens of every stream, 1..most of them -> logits [n, V] of each row, after each token."""

@@ -15,7 +15,8 @@ from trtllm_replayssm.runtime.evaluation.configurations import Configuration
 from trtllm_replayssm.runtime.evaluation.forcing import ForcedDecoding, Model
 from trtllm_replayssm.runtime.evaluation.journal import Journal
 from trtllm_replayssm.runtime.evaluation.measures import kl_divergence, log_softmax, relative_state_error
-from trtllm_replayssm.runtime.evaluation.reference import Plan, ReferenceFiles, write_reference
+from trtllm_replayssm.runtime.evaluation.reference import Plan, ReferenceFiles, usable_run, write_reference
+from trtllm_replayssm.runtime.evaluation.saved_run import load_run
 
 Progress = Callable[[str, int, int], None]
 """Called with (what is decoded, tokens done, tokens in all) after each step."""
@@ -27,33 +28,24 @@ def run_divergence(
 ) -> None:  # fmt: skip
     """Measure what the journal does not hold yet, one configuration after the other."""
     if not files.complete(plan.lengths):
-        counter = _Counter("reference", plan.lengths[-1], progress)
-        write_reference(model, plan, files, counter.advance)
+        write_reference(model, plan, files, lambda done: progress("reference", done, plan.lengths[-1]))
     for configuration in configurations:
         missing = [n for n in plan.lengths if journal.find(configuration=configuration.name, length=n) is None]
         if missing:
             _measure(model, plan, configuration, journal, files, progress, missing)
 
 
-class _Counter:
-    def __init__(self, what: str, total: int, progress: Progress) -> None:
-        self._what, self._total, self._progress, self._done = what, total, progress, 0
-
-    def advance(self, tokens: int) -> None:
-        self._done += tokens
-        self._progress(self._what, self._done, self._total)
-
-
 def _measure(
     model: Model, plan: Plan, configuration: Configuration, journal: Journal, files: ReferenceFiles,
     progress: Progress, missing: Sequence[int],
 ) -> None:  # fmt: skip
-    run = ForcedDecoding(model, configuration.replay, plan.streams, plan.prompt)
-    counter = _Counter(configuration.name, missing[-1], progress)
-    done = 0
+    path = files.run.with_name(f"{configuration.name}.pt")
+    saved = usable_run(load_run(path), plan, missing)
+    run = ForcedDecoding(model, configuration.replay, plan.streams, plan.prompt, saved=saved)
+    done = run.position - plan.prompt
     recent: dict[int, NDArray[np.float64]] = {}  # position -> divergence of each row
     losses: dict[int, NDArray[np.float64]] = {}
-    for length in plan.lengths[: plan.lengths.index(missing[-1]) + 1]:
+    for length in [n for n in plan.lengths if done < n <= missing[-1]]:
         window = plan.positions(length)
         reference = files.logprobs(length)
         while done < length:
@@ -65,11 +57,12 @@ def _measure(
                     recent[done + t] = kl_divergence(reference[done + t - window.start], ours)
                     losses[done + t] = _extra_loss(plan, done + t, ours, reference[done + t - window.start])
             done += tokens
-            counter.advance(tokens)
+            progress(configuration.name, done, missing[-1])
         if length in missing:
             error = relative_state_error(run.states(), files.states(length))
             mean = [np.mean([values[p] for p in window], axis=0) for values in (recent, losses)]
             journal.append(_row(configuration, length, mean[0], mean[1], error))
+            run.save(path)
 
 
 def _extra_loss(

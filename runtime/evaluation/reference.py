@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from trtllm_replayssm.config import ReplayConfig
 from trtllm_replayssm.runtime.evaluation.forcing import ForcedDecoding, Model
 from trtllm_replayssm.runtime.evaluation.measures import log_softmax
+from trtllm_replayssm.runtime.evaluation.saved_run import SavedRun, load_run
 from trtllm_replayssm.runtime.evaluation.streams import Stream
 
 POSITIONS = 256  # measured positions at each length (paper, Appendix E.4.3)
@@ -59,6 +60,11 @@ class ReferenceFiles:
         """[layers, rows, H, P, N] after `length` tokens."""
         return np.asarray(np.load(self._path("states", length)))
 
+    @property
+    def run(self) -> Path:
+        """Where the reference's own state is saved after each length."""
+        return self._folder / "reference-run.pt"
+
     def save(self, kind: str, length: int, array: NDArray[np.float32]) -> None:
         """Write one array; it appears under its name only when whole."""
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -68,13 +74,14 @@ class ReferenceFiles:
         part.rename(path)
 
 
-def write_reference(model: Model, plan: Plan, files: ReferenceFiles, advance: Callable[[int], None]) -> None:
-    """Conventional decoding with float32 states over the plan; `advance` hears of each step's tokens."""
+def write_reference(model: Model, plan: Plan, files: ReferenceFiles, report: Callable[[int], None]) -> None:
+    """Conventional decoding with float32 states over the plan; `report` hears the tokens done after each step."""
     step = plan.reference_step
     replay = ReplayConfig(window=step, max_step_tokens=step)
-    run = ForcedDecoding(model, replay, plan.streams, plan.prompt, conventional=True)
-    vocab, done = model.checkpoint.geometry.vocab, 0
-    for length in plan.lengths:
+    saved = usable_run(load_run(files.run), plan, [n for n in plan.lengths if not files.complete([n])])
+    run = ForcedDecoding(model, replay, plan.streams, plan.prompt, conventional=True, saved=saved)
+    vocab, done = model.checkpoint.geometry.vocab, run.position - plan.prompt
+    for length in [n for n in plan.lengths if n > done]:
         window = plan.positions(length)
         kept = np.empty((len(window), len(plan.streams), vocab), np.float32)
         if window.start < done:  # lengths closer than the window: what they share was measured before
@@ -88,6 +95,14 @@ def write_reference(model: Model, plan: Plan, files: ReferenceFiles, advance: Ca
                 if done + t in window:
                     kept[done + t - window.start] = [log_softmax(row[t]) for row in logits]
             done += tokens
-            advance(tokens)
+            report(done)
         files.save("logprobs", length, kept)
         files.save("states", length, run.states())
+        run.save(files.run)
+
+
+def usable_run(saved: SavedRun | None, plan: Plan, missing: Sequence[int]) -> SavedRun | None:
+    """The saved run if it stands before all positions that are still to be measured, else None."""
+    if saved is None or not missing or saved.position - plan.prompt > plan.positions(missing[0]).start:
+        return None
+    return saved

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 
 from tests.evaluation.small import PROMPT, silent, small_model, small_plan
 from trtllm_replayssm.errors import ConfigError
+from trtllm_replayssm.runtime.evaluation import reference
 from trtllm_replayssm.runtime.evaluation.configurations import parse_configuration
 from trtllm_replayssm.runtime.evaluation.forcing import ForcedDecoding
 from trtllm_replayssm.runtime.evaluation.journal import Journal
@@ -115,6 +117,34 @@ def test_a_stopped_evaluation_goes_on_where_it_was(tmp_path: Path) -> None:
     decoded.clear()
     measured(tmp_path / "part", "nemotron-dense", plan, names, progress=lambda what, done, total: decoded.append(what))
     assert decoded == [], "nothing is left to do"
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("what", ["reference", "shared-fp8-sr-L4", "separate-nvfp4-fp32-L4"])
+def test_it_goes_on_from_the_states_of_the_last_measured_length(
+    name: str, what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reference, "POSITIONS", 4)  # windows apart, as those of real lengths are
+    plan = small_plan(small_model(name), 9, 18, 27)
+    names = ["shared-fp8-sr-L4", "separate-nvfp4-fp32-L4"]
+    want = measured(tmp_path / "whole", name, plan, names)
+
+    def stop(decoded: str, done: int, total: int) -> None:
+        if decoded == what and done > 19:
+            raise _StoppedError
+
+    with pytest.raises(_StoppedError):
+        measured(tmp_path / "part", name, plan, names, progress=stop)
+    heard: list[tuple[str, int]] = []
+    got = measured(tmp_path / "part", name, plan, names, progress=lambda *now: heard.append(now[:2]))
+    assert heard[0][0] == what and heard[0][1] > 18, "the first 18 tokens are not decoded again"
+    assert got == want
+    longer = small_plan(small_model(name), 9, 18, 27, 36)
+    plan_streams = [replace(s, ids=s.ids[: len(o.ids)]) for s, o in zip(longer.streams, plan.streams, strict=True)]
+    assert [s.ids for s in plan_streams] == [s.ids for s in plan.streams], "the same texts, cut later"
+    heard.clear()
+    more = measured(tmp_path / "part", name, longer, names, progress=lambda *now: heard.append(now[:2]))
+    assert heard[0] == ("reference", 28) and more[: len(want)] == want and len(more) == 8
 
 
 def test_a_journal_of_another_evaluation_is_refused(tmp_path: Path) -> None:
