@@ -51,6 +51,7 @@ class _Call:
             incomplete_details=IncompleteDetails(reason="max_output_tokens") if cut else None,
             instructions=self.body.instructions,
             max_output_tokens=self.body.max_output_tokens,
+            metadata=self.body.metadata or {},
             output=[] if output is None else [self.message(output.outputs[0].text, status)],
             temperature=self.body.temperature,
             top_p=self.body.top_p,

@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from trtllm_replayssm.runtime.server.protocol.common import Body, Items, Part, SamplingFields, Sparse, Usage
+from trtllm_replayssm.runtime.server.protocol.common import (
+    Body,
+    Bystanders,
+    Items,
+    Nothing,
+    Part,
+    SamplingFields,
+    Sparse,
+    Usage,
+)
 
 
 class TextPart(Body):
@@ -17,20 +26,33 @@ class TextPart(Body):
 
 
 class Message(Body):
-    """One turn of a conversation."""
+    """One turn of a conversation; a reply may be sent back with the empty fields that clients give it."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | Items[TextPart]
+    content: str | Items[TextPart] | None = Field(default=None, description="null: only the assistant's, no text")
     name: str | None = None
+    refusal: None = None
+    annotations: Nothing | None = None
+    audio: None = None
+    function_call: None = None
+    tool_calls: Nothing | None = None
+    reasoning_content: None = None
+
+    @model_validator(mode="after")
+    def _has_content(self) -> Message:
+        if self.content is None and self.role != "assistant":
+            raise ValueError(f"content: expected text in a message of the {self.role}, got none")
+        return self
 
     def plain(self) -> dict[str, str]:
         """As the template sees it: text parts joined."""
-        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        parts = self.content or ()
+        text = parts if isinstance(parts, str) else "".join(part.text for part in parts)
         message = {"role": self.role, "content": text}
         return message if self.name is None else {**message, "name": self.name}
 
 
-class ChatRequest(SamplingFields):
+class ChatRequest(SamplingFields, Bystanders):
     """A conversation to answer."""
 
     messages: Items[Message] = Field(min_length=1)
@@ -42,6 +64,15 @@ class ChatRequest(SamplingFields):
     chat_template_kwargs: dict[str, Any] | None = None
     tools: list[Any] | None = Field(default=None, description="refused: this server calls no tools")
     tool_choice: Any = Field(default=None, description="refused unless 'none'")
+    functions: None = None
+    function_call: Literal["none"] | None = None
+    store: Literal[False] | None = None
+    modalities: list[Literal["text"]] | None = None
+    audio: None = None
+    prediction: None = None
+    reasoning_effort: Literal["none"] | None = None
+    verbosity: None = None
+    web_search_options: None = None
 
 
 class TopLogprob(Part):

@@ -22,6 +22,7 @@ Item = TypeVar("Item")
 MIN_SEED, MAX_SEED = -(1 << 63), (1 << 64) - 1
 MAX_FIELDS = 100
 MAX_BIASES = 1024
+MAX_METADATA = 16  # as OpenAI's
 # A list whose first wrong item ends its validation: an error for each of a million items would take minutes.
 Items = Annotated[list[Item], Field(fail_fast=True)]
 
@@ -49,6 +50,20 @@ class Body(BaseModel):
             raise RequestError("request", "size", expected=f"at most {MAX_FIELDS} fields", got=len(data))
         return data
 
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_the_default(cls, data: Any) -> Any:
+        """OpenAI's clients write null for what is left to the server."""
+        if not isinstance(data, dict):
+            return data
+        optional = {field.alias or name for name, field in cls.model_fields.items() if not field.is_required()}
+        return {name: value for name, value in data.items() if value is not None or name not in optional}
+
+
+# A list of what this server does not make: only an empty one says nothing.
+Nothing = Annotated[list[Any], Field(max_length=0)]
+Metadata = Annotated[dict[str, str], at_most(MAX_METADATA)]
+
 
 class Part(BaseModel):
     """A response or a part of one; a number that is not finite would be written as null."""
@@ -68,6 +83,7 @@ class StreamOptions(Body):
     """include_usage: one more chunk with the token counts at the end."""
 
     include_usage: bool = False
+    include_obfuscation: Literal[False] | None = None
 
 
 class JsonSchema(Body):
@@ -117,6 +133,16 @@ class SamplingFields(Body):
         default=DEFAULT_PRIORITY, ge=0, le=1, description="the higher one gets a slot first, also a running one's"
     )
     user: str | None = Field(default=None, description="accepted and not used")
+
+
+class Bystanders(Body):
+    """Fields of OpenAI's newer endpoints that change no text here; service_tier only as the default asks."""
+
+    metadata: Metadata | None = Field(default=None, description="accepted; /v1/responses gives it back")
+    prompt_cache_key: str | None = Field(default=None, description="accepted and not used")
+    safety_identifier: str | None = Field(default=None, description="accepted and not used")
+    parallel_tool_calls: bool | None = Field(default=None, description="accepted and not used: no tools are called")
+    service_tier: Literal["auto", "default"] | None = None
 
 
 class PromptDetails(Part):

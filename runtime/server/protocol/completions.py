@@ -14,6 +14,7 @@ class CompletionRequest(SamplingFields):
 
     prompt: str | Items[int] | Items[str] | Items[Items[int]]
     logprobs: int | None = Field(default=None, description="alternatives per token; 0: of the drawn tokens only")
+    suffix: None = None
     echo: bool = False
     add_special_tokens: bool = True
     max_tokens: int | None = Field(default=None, description="0: only with echo, which then is all there is")

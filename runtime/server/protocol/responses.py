@@ -6,7 +6,16 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from trtllm_replayssm.runtime.server.protocol.common import MAX_SEED, MIN_SEED, Body, Items, Part, PromptDetails
+from trtllm_replayssm.runtime.server.protocol.common import (
+    MAX_SEED,
+    MIN_SEED,
+    Body,
+    Bystanders,
+    Items,
+    Nothing,
+    Part,
+    PromptDetails,
+)
 
 
 class InputText(Body):
@@ -14,12 +23,18 @@ class InputText(Body):
 
     type: Literal["input_text", "output_text"]
     text: str
+    annotations: Nothing | None = None
+    logprobs: Nothing | None = None
 
 
 class InputMessage(Body):
-    """One turn of the input."""
+    """One turn of the input; also an item of an earlier output as it was received."""
 
     type: Literal["message"] = "message"
+    id: str | None = Field(default=None, description="accepted and not used")
+    status: Literal["in_progress", "completed", "incomplete"] | None = Field(
+        default=None, description="accepted and not used"
+    )
     role: Literal["system", "developer", "user", "assistant"]
     content: str | Items[InputText]
 
@@ -45,7 +60,7 @@ class TextOptions(Body):
     format: TextFormat | None = None
 
 
-class ResponsesRequest(Body):
+class ResponsesRequest(Bystanders):
     """A conversation to answer."""
 
     model: str = Field(max_length=1024)
@@ -57,6 +72,16 @@ class ResponsesRequest(Body):
     seed: int | None = Field(default=None, ge=MIN_SEED, le=MAX_SEED)
     stream: bool = False
     store: bool = Field(default=False, description="refused when true: nothing is stored")
+    background: Literal[False] | None = None
+    truncation: Literal["disabled"] | None = None
+    include: Nothing | None = None
+    previous_response_id: None = None
+    conversation: None = None
+    prompt: None = None
+    reasoning: None = None
+    max_tool_calls: None = None
+    top_logprobs: Literal[0] | None = None
+    stream_options: None = None
     text: TextOptions | None = None
     tools: list[Any] | None = Field(default=None, description="refused: this server calls no tools")
     tool_choice: Any = Field(default=None, description="refused unless 'none'")
