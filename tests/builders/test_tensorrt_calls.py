@@ -18,6 +18,7 @@ from tests.builders.recorded_tensorrt import ENGINE, Recorded, RecordedTensorRt
 from trtllm_replayssm.bindings import COMMIT, CONV1D, GDN, MAMBA2, MOE
 from trtllm_replayssm.builders.build import BuildReport, build
 from trtllm_replayssm.builders.flavour import CURRENT, FlavourName, load
+from trtllm_replayssm.builders.inspect_bundle import summarise_bundle
 from trtllm_replayssm.builders.options import BuildOptions
 from trtllm_replayssm.builders.plugin_fields import PLUGINS
 from trtllm_replayssm.builders.sources import checkpoint_source
@@ -53,6 +54,8 @@ def test_every_call_of_a_build_exists_in_the_full_bindings(name: str, recorded: 
     assert {p.name for p in (tmp_path / "bundle").glob("*.engine")} == {
         "rank0.engine" if n == "main" else f"rank0.{n}.engine" for n in programs
     }
+    summary = summarise_bundle(tmp_path / "bundle")
+    assert summary["programs"]["commit"] == {"engines": 1} and "cursor_position" in summary["bindings"]["main"]
     real_pass = recorded.calls[len(recorded.calls) // 2 :] if "mtp" not in programs else recorded.calls
     made = [call.plugin.name for call in real_pass]
     recurrence = MAMBA2 if geometry.ssm.kind is SsmKind.MAMBA2 else GDN
