@@ -60,16 +60,19 @@ class LLM:
         seed: int = 0,
         device: str = "cpu",
         backend: str = "torch",
+        plugin_library: str | Path | None = None,
         debug: bool = False,
     ) -> None:
-        """Load the checkpoint directory `model`. Raises ConfigError and CheckpointError.
+        """Load `model`: a checkpoint directory, or a bundle of TensorRT engines, which needs a GPU. Raises ConfigError,
+        CheckpointError and EngineMismatchError.
 
         tokenizer: a path or tokenizer; None: the checkpoint's. dtype: of activations, "auto" is float32 on a CPU and
         bfloat16 elsewhere. max_batch_size: sequences at once (8); max_seq_len: prompt and output tokens of one (the
         model's, at most 4096); max_num_tokens: tokens of one engine step (2048); prefill_chunk: tokens of one prompt
         chunk. replay_config: how recurrent state is kept; its max_step_tokens follows from the draft length.
         state_cache: "conventional" reads and writes the whole state at each step, for comparison. seed: for requests
-        without one. debug: check all bookkeeping after each step.
+        without one. plugin_library: of a bundle whose engines have plugins. debug: check all bookkeeping after each
+        step.
         """
         options = ReplicaOptions(
             dtype=dtype,
@@ -84,6 +87,7 @@ class LLM:
             seed=seed,
             device=device,
             backend=backend,
+            plugin_library=plugin_library,
             debug=debug,
         )
         self._start(build_engine(model, tokenizer, options))

@@ -1,5 +1,7 @@
 """Builds one replica for `LLM`: checkpoint, sizes, memory check, session, drafter, engine. The composition root.
 
+A bundle of TensorRT engines instead of a checkpoint: see `bundle`.
+
 torch is imported when a session is made, not before.
 """
 
@@ -12,6 +14,7 @@ from trtllm_replayssm.checks import require_positive, require_type
 from trtllm_replayssm.config import PoolConfig, ReplayConfig
 from trtllm_replayssm.dtypes import ActivationDtype
 from trtllm_replayssm.errors import ConfigError, UnsupportedError
+from trtllm_replayssm.manifest import MANIFEST, read_manifest
 from trtllm_replayssm.runtime.capacity import free_host_bytes, prefix_budget, require_memory, require_slots
 from trtllm_replayssm.runtime.engine import Engine, EngineConfig
 from trtllm_replayssm.runtime.options import (
@@ -57,6 +60,7 @@ class ReplicaOptions:
     seed: int = 0
     device: str = "cpu"
     backend: str = "torch"
+    plugin_library: str | Path | None = None
     debug: bool = False
 
     def __post_init__(self) -> None:
@@ -96,9 +100,20 @@ class ReplicaOptions:
 
 
 def build_engine(model: str | Path, tokenizer: object, options: ReplicaOptions) -> Engine:
-    """An engine over a torch session of the checkpoint in `model`. Raises ConfigError, CheckpointError."""
+    """An engine over a torch session of the checkpoint in `model`, or over the TensorRT engines of the bundle there.
+
+    Raises ConfigError, CheckpointError, EngineMismatchError.
+    """
     if options.backend not in BACKENDS:
         raise UnsupportedError("LLM", "backend", expected=f"one of {BACKENDS}", got=options.backend)
+    if (Path(model) / MANIFEST).is_file():
+        from trtllm_replayssm.runtime.bundle import bundle_session, fitted
+
+        manifest = read_manifest(Path(model))
+        options = fitted(options, manifest)
+        return engine_over(bundle_session(Path(model), manifest, options), model, tokenizer, options)
+    if options.plugin_library is not None:
+        raise ConfigError("LLM", "plugin_library", expected="none: a checkpoint has no engines", got="one")
     checkpoint = Checkpoint.open(Path(model))
     geometry = checkpoint.geometry
     replay = resolve_replay(options.replay, options.kv_cache, options.draft_len, geometry.state_dtype)
@@ -109,15 +124,18 @@ def build_engine(model: str | Path, tokenizer: object, options: ReplicaOptions) 
         max_seq_len=_max_seq_len(options.max_seq_len, geometry),
         activation=_activation(options.dtype, options.device),
     )
-    require_slots(pool.slots, pool.max_seq_len, options.kv_cache.max_tokens)
-    _require_head(options.speculative, geometry)
-    _require_memory(geometry, replay, pool, options)
+    require_fit(geometry, replay, pool, options)
 
     from trtllm_replayssm.runtime.session.torch_session import TorchSession
 
     session = TorchSession.from_checkpoint(
         checkpoint, replay, pool, state_cache=options.state_cache, device=options.device, debug=options.debug
     )
+    return engine_over(session, model, tokenizer, options)
+
+
+def engine_over(session: Session, model: str | Path, tokenizer: object, options: ReplicaOptions) -> Engine:
+    """An engine over a session, with the tokenizer given or that of the directory `model`, and a drafter."""
     text = _tokenizer(model, tokenizer)
     config = options.engine_config(_prefix_config(options.kv_cache, session))
     return Engine(session, make_drafter(options.speculative, session), text, config)
@@ -150,6 +168,13 @@ def make_drafter(speculative: SpeculativeConfig | None, session: Session) -> Dra
     if isinstance(speculative, NGramDecodingConfig):
         return NGramDrafter(speculative.max_draft_len, speculative.max_matching_ngram_size)
     return MtpDrafter(SessionHead(session), speculative.draft_len, sample=speculative.sample_drafts)
+
+
+def require_fit(geometry: ModelGeometry, replay: ReplayConfig, pool: PoolConfig, options: ReplicaOptions) -> None:
+    """Raise ConfigError where settings ask for a head that is not there, or for more memory than there is."""
+    require_slots(pool.slots, pool.max_seq_len, options.kv_cache.max_tokens)
+    _require_head(options.speculative, geometry)
+    _require_memory(geometry, replay, pool, options)
 
 
 def _require_head(speculative: SpeculativeConfig | None, geometry: ModelGeometry) -> None:

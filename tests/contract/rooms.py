@@ -40,7 +40,7 @@ ROOMS = {
     "runtime.session": "session", "runtime.evaluation": "evaluation",
     "runtime.session.base": "session interface",
     "runtime.<file>": "engine parts",
-    "runtime.engine": "engine", "runtime.replica": "replica",
+    "runtime.engine": "engine", "runtime.replica": "replica", "runtime.bundle": "replica",
     "runtime.llm": "llm", "runtime.loop": "llm", "runtime.handle": "llm", "runtime.progress": "llm",
     "runtime.server": "server",
 }  # fmt: skip

@@ -17,7 +17,10 @@ def add_command(commands: Any) -> None:
         description="Serve a checkpoint over HTTP with OpenAI's endpoints. Flags are named as trtllm-serve's.",
         epilog="Names may be written with underscores too, as trtllm-serve's are: --max_batch_size.",
     )
-    parser.add_argument("model", help="checkpoint directory (config.json, *.safetensors, tokenizer.json)")
+    parser.add_argument(
+        "model", metavar="MODEL_OR_BUNDLE",
+        help="checkpoint directory (config.json, *.safetensors, tokenizer.json), or a bundle of build (needs a GPU)",
+    )  # fmt: skip
     _add_http(parser)
     group = parser.add_argument_group("engine (also as keys of --config)")
     group.add_argument("--max-batch-size", type=int, help="sequences at once (default 8)")
@@ -38,7 +41,8 @@ def add_command(commands: Any) -> None:
     group.add_argument("--backend", help="torch")
     group.add_argument("--tokenizer", help="directory or tokenizer.json (default: the checkpoint's)")
     group.add_argument("--dtype", choices=["auto", "float32", "bfloat16"], help="of activations")
-    group.add_argument("--device", help="cpu, cuda, cuda:0 (default cpu)")
+    group.add_argument("--device", help="cpu, cuda, cuda:0 (default cpu; of a bundle cuda)")
+    group.add_argument("--plugin-library", metavar="FILE", help="of a bundle whose engines have plugins")
     group.add_argument(
         "--config", "--extra-llm-api-options", metavar="FILE",
         help="YAML: kv_cache_config, speculative_config, cuda_graph_config, replayssm",
@@ -67,6 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
             "serve", "packages", expected="the packages of the server", got=f"no module {error.name}",
             hint="In a checkout: pip install -e '.[serve]'",
         ) from error  # fmt: skip
+    from trtllm_replayssm.manifest import MANIFEST
     from trtllm_replayssm.runtime.llm import LLM
     from trtllm_replayssm.runtime.server.launch import merge, read_yaml, resolve
     from trtllm_replayssm.runtime.server.settings import ServerSettings
@@ -85,7 +90,10 @@ def run(arguments: argparse.Namespace) -> int:
         template: ChatTemplate | None = ChatTemplate(Path(arguments.chat_template).read_text(encoding="utf-8"))
     else:
         template = load_chat_template(arguments.model)
-    with LLM(arguments.model, **launch.options) as llm:
+    options = dict(launch.options)
+    if (Path(arguments.model) / MANIFEST).is_file():
+        options.setdefault("device", "cuda")
+    with LLM(arguments.model, **options) as llm:
         serve(llm, settings, template)
     return 0
 
@@ -101,6 +109,8 @@ def _flags(arguments: argparse.Namespace) -> dict[str, Any]:
     if fraction is not None:
         flags["kv_cache_config"] = {"free_gpu_memory_fraction": fraction}
     ours: dict[str, Any] = {} if device is None else {"device": device}
+    if arguments.plugin_library is not None:
+        ours["plugin_library"] = arguments.plugin_library
     if queue is not None:
         ours["limits"] = {"max_queue_size": queue}
     return {**flags, "replayssm": ours or None}

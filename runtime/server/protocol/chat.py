@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
+from trtllm_replayssm.errors import RequestError
 from trtllm_replayssm.runtime.server.protocol.common import (
     Body,
     Bystanders,
@@ -41,7 +42,7 @@ class Message(Body):
     @model_validator(mode="after")
     def _has_content(self) -> Message:
         if self.content is None and self.role != "assistant":
-            raise ValueError(f"content: expected text in a message of the {self.role}, got none")
+            raise RequestError("message", "content", expected=f"text from the {self.role}", got="none")
         return self
 
     def plain(self) -> dict[str, str]:

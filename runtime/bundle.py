@@ -1,0 +1,101 @@
+"""A session over a bundle of TensorRT engines: what the build fixed is taken from its manifest, other wishes refused.
+
+Not here: what the library and the files of the bundle must be; `TensorRtSession.from_bundle` checks that.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from trtllm_replayssm.config import PoolConfig, ReplayConfig
+from trtllm_replayssm.dtypes import ActivationDtype
+from trtllm_replayssm.errors import ConfigError, UnsupportedError
+from trtllm_replayssm.manifest import Manifest
+from trtllm_replayssm.runtime.replica import ReplicaOptions, require_fit
+from trtllm_replayssm.runtime.session.base import Session
+
+PLUGIN_FLAVOUR = "tensorrt"
+
+
+def fitted(options: ReplicaOptions, manifest: Manifest) -> ReplicaOptions:
+    """The settings with what the bundle fixes filled in. Raises ConfigError where they ask for anything else."""
+    build = manifest.build
+    if build.tp_size != 1:
+        raise UnsupportedError("LLM", "bundle", expected="engines of one GPU", got=f"tp_size {build.tp_size}")
+    fixed: dict[str, tuple[object, object]] = {
+        "max_seq_len": (options.max_seq_len, build.max_seq_len),
+        "dtype": (None if options.dtype == "auto" else options.dtype, build.activation),
+        "state_cache": (options.state_cache, "replay"),
+        "mamba_ssm_cache_dtype": (
+            None if options.kv_cache.mamba_ssm_cache_dtype == "auto" else options.kv_cache.mamba_ssm_cache_dtype,
+            manifest.replay.recurrence.value,
+        ),
+        "replay_config": (_same_steps(options.replay, manifest.replay), manifest.replay),
+    }
+    for name, (asked, built) in fixed.items():
+        if asked is not None and asked != built:
+            raise ConfigError(
+                "LLM", name, expected=f"{built}, as the bundle was built, or nothing", got=asked,
+                hint="Build the bundle again for other settings",
+            )  # fmt: skip
+    _at_most("max_batch_size", options.max_batch_size, build.max_batch, "--max-batch-size")
+    _at_most("speculative_config", 1 + options.draft_len, manifest.replay.max_step_tokens, "--max-draft-len")
+    _at_most("prefill_chunk", options.prefill_chunk, build.context_tokens, "--context-tokens")
+    return replace(
+        options,
+        max_batch_size=options.max_batch_size or build.max_batch,
+        max_seq_len=build.max_seq_len,
+        prefill_chunk=options.prefill_chunk or build.context_tokens,
+    )
+
+
+def bundle_session(directory: Path, manifest: Manifest, options: ReplicaOptions) -> Session:
+    """A session over the bundle's engines; options: of `fitted`.
+
+    Raises ConfigError and EngineMismatchError when GPU, library and bundle do not fit.
+    """
+    _require_gpu(manifest, options)
+    pool = PoolConfig(
+        slots=options.batch, max_seq_len=manifest.build.max_seq_len,
+        activation=ActivationDtype(manifest.build.activation),
+    )  # fmt: skip
+    require_fit(manifest.geometry, manifest.replay, pool, options)
+
+    from trtllm_replayssm.runtime.session.tensorrt_session import TensorRtSession
+
+    return TensorRtSession.from_bundle(
+        directory, slots=options.batch, device=options.device, plugin_library=options.plugin_library
+    )
+
+
+def _require_gpu(manifest: Manifest, options: ReplicaOptions) -> None:
+    """One error with everything that a bundle needs, before anything is loaded."""
+    import torch
+
+    build = manifest.build
+    gpu = "as it was built on" if build.target == "current" else f"of compute capability {build.target}"
+    needs = f"what the bundle's engines need: an NVIDIA GPU {gpu}, and {build.flavour} {build.tensorrt_version}"
+    hint = "A checkpoint directory runs without a GPU"
+    if not options.device.startswith("cuda"):
+        hint = f"Give device 'cuda', or a checkpoint directory to run on {options.device}"
+        raise ConfigError("LLM", "device", expected=needs, got=options.device, hint=hint)
+    if not torch.cuda.is_available():
+        got = "no GPU that torch sees"
+        raise ConfigError("LLM", "device", expected=needs, got=got, hint=hint)
+    if build.flavour == PLUGIN_FLAVOUR and options.plugin_library is None:
+        raise ConfigError(
+            "LLM", "plugin_library", expected="the plugin library of the bundle's engines", got="none",
+            hint="Give the path of libtrtllm_replayssm_plugins.so",
+        )  # fmt: skip
+
+
+def _same_steps(asked: ReplayConfig | None, built: ReplayConfig) -> ReplayConfig | None:
+    """Settings with the build's max_step_tokens, which follows from draft lengths and is no wish."""
+    return None if asked is None else replace(asked, max_step_tokens=built.max_step_tokens)
+
+
+def _at_most(name: str, asked: int | None, built: int, flag: str) -> None:
+    if asked is not None and asked > built:
+        what = f"at most {built}, which the bundle was built for"
+        raise ConfigError("LLM", name, expected=what, got=asked, hint=f"Build with a larger {flag}")
