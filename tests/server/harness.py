@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -31,6 +33,7 @@ QWEN = EXAMPLES / "qwen3_5-tiny-nvfp4"
 NEMOTRON = EXAMPLES / "nemotron-tiny-nvfp4"
 SMALLEST = ROOT / "tests" / "checkpoints" / "nemotron-dense"
 NAME = "tiny"
+ENDLESS_POSITIONS = 1 << 16  # no test lasts as long as a sequence of these
 COMMAND = (sys.executable, "-c", "import sys; from trtllm_replayssm.cli import main; sys.exit(main())")
 PLAIN_TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
 Result = TypeVar("Result")
@@ -81,6 +84,15 @@ def ask(server: Service, path: str, body: Any) -> httpx.Response:
 def events(text: str) -> list[str]:
     """Data of the server-sent events of a whole stream."""
     return [line.removeprefix("data: ") for line in text.split("\n") if line.startswith("data: ")]
+
+
+def endless_checkpoint(directory: Path) -> Path:
+    """SMALLEST with room for sequences that do not end while a test runs; its attention knows no positions."""
+    folder = directory / "endless"
+    shutil.copytree(SMALLEST, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "max_position_embeddings": ENDLESS_POSITIONS}))
+    return folder
 
 
 @contextmanager

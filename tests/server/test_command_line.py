@@ -18,7 +18,18 @@ import httpx
 import pytest
 
 from tests.paths import EXAMPLES
-from tests.server.harness import COMMAND, NAME, QWEN, SMALLEST, Process, free_port, process, wait_for
+from tests.server.harness import (
+    COMMAND,
+    ENDLESS_POSITIONS,
+    NAME,
+    QWEN,
+    SMALLEST,
+    Process,
+    endless_checkpoint,
+    free_port,
+    process,
+    wait_for,
+)
 from trtllm_replayssm.cli import main
 
 KEY = "key of the test"
@@ -136,11 +147,12 @@ def generate(url: str, body: dict[str, Any]) -> str:
     return "stopped" if '"error"' in text else "whole"
 
 
-@pytest.mark.parametrize(("drain_seconds", "tokens"), [(30, 100), (0, 500)], ids=["finish", "stop"])
+@pytest.mark.parametrize(("drain_seconds", "tokens"), [(30, 100), (0, 60_000)], ids=["finish", "stop"])
 def test_sigterm_under_load_finishes_or_refuses_every_request(tmp_path: Path, drain_seconds: int, tokens: int) -> None:
     (tmp_path / "config.yaml").write_text(f"replayssm: {{limits: {{drain_seconds: {drain_seconds}}}}}\n")
-    flags = ("--config", str(tmp_path / "config.yaml"), "--max_batch_size", "4")
-    with process(SMALLEST, *flags) as server, concurrent.futures.ThreadPoolExecutor(40) as pool:
+    room = ("--max_seq_len", str(ENDLESS_POSITIONS))
+    flags = ("--config", str(tmp_path / "config.yaml"), "--max_batch_size", "4", *room)
+    with process(endless_checkpoint(tmp_path), *flags) as server, concurrent.futures.ThreadPoolExecutor(40) as pool:
         body = {"model": NAME, "prompt": [1, 2, 3], "max_tokens": tokens, "detokenize": False, "ignore_eos": True}
         early = [pool.submit(generate, server.url, {**body, "stream": i % 2 == 0}) for i in range(16)]
         wait_for(lambda: httpx.get(f"{server.url}/status.json").json()["waiting"] >= 12, "a queue")
@@ -162,8 +174,9 @@ def test_sigterm_under_load_finishes_or_refuses_every_request(tmp_path: Path, dr
     assert "Traceback" not in logs and "stopping" in logs
 
 
-def test_a_second_signal_stops_at_once() -> None:
-    with process(SMALLEST) as server, concurrent.futures.ThreadPoolExecutor(2) as pool:
+def test_a_second_signal_stops_at_once(tmp_path: Path) -> None:
+    model, flags = endless_checkpoint(tmp_path), ("--max_seq_len", str(ENDLESS_POSITIONS))
+    with process(model, *flags) as server, concurrent.futures.ThreadPoolExecutor(2) as pool:
         body = {"model": NAME, "prompt": [1], "detokenize": False, "ignore_eos": True, "stream": True}
         running = pool.submit(generate, server.url, body)
         wait_for(lambda: httpx.get(f"{server.url}/status.json").json()["running"] == 1, "a request")

@@ -17,12 +17,13 @@ import httpx
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from tests.server.harness import NAME, QWEN, SMALLEST, Process, process, wait_for
+from tests.server.harness import ENDLESS_POSITIONS, NAME, QWEN, Process, endless_checkpoint, process, wait_for
 from trtllm_replayssm.runtime.server.guard import Guard
 from trtllm_replayssm.runtime.server.limits import Limits
 from trtllm_replayssm.runtime.server.stream import EVENTS
 
-ENDLESS = {"model": NAME, "prompt": [1, 2, 3], "max_tokens": 4000, "detokenize": False, "ignore_eos": True}
+ROOM = ("--max_seq_len", str(ENDLESS_POSITIONS))
+ENDLESS = {"model": NAME, "prompt": [1, 2, 3], "max_tokens": 60_000, "detokenize": False, "ignore_eos": True}
 SLOW = {"type": "string", "pattern": "^([a-z]{1,60}){1,60}$"}
 QUICK = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": False}
 EXIT_SECONDS = 5.0  # of a server that ends in one on a machine with nothing else to do
@@ -62,9 +63,11 @@ def half_a_request(server: Process) -> socket.socket:
     return connection
 
 
-def test_a_second_signal_ends_every_request_with_an_error_and_the_process_soon() -> None:
+def test_a_second_signal_ends_every_request_with_an_error_and_the_process_soon(tmp_path: Path) -> None:
     """Running, queued, streamed or not, and one whose body is still on its way."""
-    with process(SMALLEST, "--max_batch_size", "4") as server, concurrent.futures.ThreadPoolExecutor(16) as pool:
+    flags = ("--max_batch_size", "4", *ROOM)
+    model = endless_checkpoint(tmp_path)
+    with process(model, *flags) as server, concurrent.futures.ThreadPoolExecutor(16) as pool:
         bodies = [{**ENDLESS, "stream": i % 2 == 0, "n": 1 + i % 3 // 2} for i in range(12)]
         ends = [pool.submit(outcome, server.url, body) for body in bodies]
         wait_for(lambda: status(server)["running"] == 4 and status(server)["waiting"] >= 6, "a queue")
@@ -86,8 +89,8 @@ def test_a_second_signal_ends_every_request_with_an_error_and_the_process_soon()
 
 def test_the_retry_time_of_a_draining_server_counts_down(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("replayssm: {limits: {drain_seconds: 20}}\n")
-    flags = ("--config", str(tmp_path / "config.yaml"), "--max_batch_size", "1")
-    with process(SMALLEST, *flags) as server, concurrent.futures.ThreadPoolExecutor(16) as pool:
+    flags = ("--config", str(tmp_path / "config.yaml"), "--max_batch_size", "1", *ROOM)
+    with process(endless_checkpoint(tmp_path), *flags) as server, concurrent.futures.ThreadPoolExecutor(16) as pool:
         running = [pool.submit(outcome, server.url, {**ENDLESS, "stream": True}) for _ in range(16)]
         wait_for(lambda: status(server)["waiting"] == 15, "a queue")
         server.process.send_signal(signal.SIGTERM)
