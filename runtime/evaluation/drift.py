@@ -20,6 +20,8 @@ from numpy.typing import NDArray
 from trtllm_replayssm.errors import ConfigError
 
 Array = NDArray[np.float64]
+FLOAT32_NOISE = 1e-6  # relative errors below it are float32's own: of heads that forget within the window
+FEWEST = 4  # heads that say something about a curve
 
 
 def bias_growth(log_decay: Array, window: int, writes: int) -> Array:
@@ -44,12 +46,17 @@ def rank_correlation(a: Array, b: Array) -> float:
     return float(np.corrcoef(ranks[0], ranks[1])[0, 1])
 
 
+def _rank(a: Array, b: Array) -> float | None:
+    return round(rank_correlation(a, b), 3) if len(a) >= FEWEST else None
+
+
 def compare(row: dict[str, Any], mean_log_decay: Sequence[Sequence[float]]) -> dict[str, Any]:
     """A measurement of a shared low-precision checkpoint beside its theory, head by head.
 
     row: of a divergence result. factor: the size of one rounding relative to the state, fitted on the first layer as
     the median ratio; rank_correlation and typical_ratio, the median of max(measured / theory, theory / measured) after
-    the fit, are of the first layer, *_all of all layers. log_decay, measured, theory: by head, the first layer first.
+    the fit, are of the first layer (None with fewer than FEWEST heads), *_all of all layers; heads whose error is
+    float32's own are left out. log_decay, measured, theory: by head, the first layer first.
     """
     if not row["formats"].startswith("shared") or row["formats"] == "shared-fp32":
         raise ConfigError("eval drift", "configuration", expected="a shared low-precision one", got=row["formats"])
@@ -63,16 +70,20 @@ def compare(row: dict[str, Any], mean_log_decay: Sequence[Sequence[float]]) -> d
     shape = growth(decays, row["window"], flushes + 1) * np.exp(decays * (records + 1))
     if not np.isfinite(errors).all():
         raise ConfigError("eval drift", row["configuration"], expected="finite states", got="a state that overflowed")
-    first = len(row["state_error"][0])
-    factor = float(np.median(errors[:first] / shape[:first]))
-    theory = factor * shape
-    ratio = np.maximum(errors / theory, theory / np.maximum(errors, 1e-300))
+    above = errors > FLOAT32_NOISE
+    first = above & (np.arange(errors.size) < len(row["state_error"][0]))
+    if not first.any():
+        raise ConfigError("eval drift", row["configuration"], expected="errors in the first layer", got="none")
+    theory = float(np.median(errors[first] / shape[first])) * shape
+    ratio = np.maximum(errors[above] / theory[above], theory[above] / errors[above])
+    first_ratio = ratio[first[above]]
     return {
-        "configuration": row["configuration"], "length": row["length"], "factor": float(f"{factor:.4g}"),
-        "first_layer_heads": first,
-        "rank_correlation": round(rank_correlation(errors[:first], theory[:first]), 3),
-        "rank_correlation_all": round(rank_correlation(errors, theory), 3),
-        "typical_ratio": round(float(np.median(ratio[:first])), 3),
+        "configuration": row["configuration"], "length": row["length"],
+        "factor": float(f"{np.median(errors[first] / shape[first]):.4g}"),
+        "first_layer": len(row["state_error"][0]), "first_layer_above_noise": int(first.sum()),
+        "rank_correlation": _rank(errors[first], theory[first]),
+        "rank_correlation_all": _rank(errors[above], theory[above]),
+        "typical_ratio": round(float(np.median(first_ratio)), 3) if first.sum() >= FEWEST else None,
         "typical_ratio_all": round(float(np.median(ratio)), 3),
         "log_decay": decays.tolist(),
         "measured": [float(f"{v:.4g}") for v in errors],

@@ -131,14 +131,14 @@ def _drift(results: Results, axes: Any) -> bool:
     for i, row in enumerate(chosen):
         forget = -np.array(row["log_decay"])
         order = np.argsort(forget)
-        label = f"{row['configuration']}, N = {row['length']}, rank correlation {row['rank_correlation']:.2f}"
-        first, measured = row["first_layer_heads"], row["measured"]
+        label = f"{row['configuration']}, N = {row['length']}"
+        first, measured = row["first_layer"], row["measured"]
         axes.plot(forget[:first], measured[:first], "o", color=f"C{i}", markersize=5)
         axes.plot(forget[first:], measured[first:], "x", color=f"C{i}", markersize=3, alpha=0.5)
         axes.plot(forget[order], np.array(row["theory"])[order], "-", color=f"C{i}", linewidth=1, label=label)
     axes.set(
         xscale="log", yscale="log", xlabel="mean forgetting of a head per token, -log alpha",
-        ylabel="relative state error",
+        ylabel="relative state error", ylim=(3e-8, 3e1),
     )  # fmt: skip
     title = "Theory (lines), first layer's heads (dots), others (crosses)"
     axes.set_title(_title(results, title), fontsize=8)

@@ -35,7 +35,7 @@ def _drift(results: Results) -> list[str]:
             longest[row["configuration"]] = row
     keys = ("rank_correlation", "typical_ratio", "rank_correlation_all", "typical_ratio_all")
     body = [
-        [r["configuration"], str(r["length"]), *(f"{r[key]:.2f}" for key in keys)]
+        [r["configuration"], str(r["length"]), *("-" if r[key] is None else f"{r[key]:.2f}" for key in keys)]
         for r in sorted(longest.values(), key=lambda r: str(r["configuration"]))
     ]  # fmt: skip
     head = ["N", "rank correlation", "typical ratio", "rank correlation, all layers", "typical ratio, all layers"]

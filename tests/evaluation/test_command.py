@@ -35,7 +35,7 @@ def test_kl_measures_and_drift_compares(tmp_path: Path, capsys: pytest.CaptureFi
     assert main(["eval", "drift", str(kl), str(decays), "--json", str(drift)]) == 0
     (row,) = read_results(drift)["rows"]
     # slow heads keep more error than fast ones: an order by chance would be near zero
-    assert row["rank_correlation"] > 0.5
+    assert row["rank_correlation_all"] > 0.3
     capsys.readouterr()
     assert main([*command[:-1], str(tmp_path / "other.json"), "--work", str(tmp_path / "kl.work")]) == 0
     assert read_results(tmp_path / "other.json")["rows"] == read_results(kl)["rows"]

@@ -48,10 +48,13 @@ def test_a_measurement_made_by_the_theory_agrees_with_it_and_one_turned_round_do
     assert (found["factor"], found["rank_correlation"], found["typical_ratio"]) == (pytest.approx(0.01), 1.0, 1.0)
     row["state_error"] = [theory[::-1].tolist()]
     assert compare(row, [LOG_DECAY.tolist()])["rank_correlation"] == pytest.approx(-1.0)
-    row["state_error"] = [theory.tolist(), (100 * theory).tolist()]
+    row["state_error"] = [[*theory[:4].tolist(), 1e-9], (100 * theory).tolist()]
     found = compare(row, [LOG_DECAY.tolist()] * 2)
     assert (found["typical_ratio"], found["factor"]) == (1.0, pytest.approx(0.01)), "fitted on the first layer"
     assert found["typical_ratio_all"] > 1.0
+    assert found["first_layer_above_noise"] == 4, "float32's own error says nothing"
+    row["state_error"] = [[*theory[:3].tolist(), 1e-9, 1e-9]]
+    assert compare(row, [LOG_DECAY.tolist()])["typical_ratio"] is None, "three heads are no curve"
 
 
 def test_what_has_no_theory_is_refused() -> None:
