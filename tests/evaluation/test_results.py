@@ -69,8 +69,6 @@ def test_the_page_shows_every_figure_and_only_files_that_exist() -> None:
     assert shown == {p.name for p in PLOTS.glob("eval_*.png")}
     for name in re.findall(r"benchmarks/results/[\w.-]+\.json", text):
         assert (ROOT / name).exists(), name
-    missing = [p.name for p in RESULTS if p.name not in text]
-    assert missing == []
 
 
 @pytest.mark.parametrize("path", RESULTS, ids=lambda p: p.name)
