@@ -158,6 +158,11 @@ class Engine:
                 self._runner.release(choice)
         return request_output(request)
 
+    def output_of(self, request_id: int) -> RequestOutput | None:
+        """The output so far of a request that is here, None when it has ended."""
+        request = self._requests.get(request_id)
+        return None if request is None else request_output(request)
+
     def preempt(self, request_id: int) -> None:
         """Move a request's slots to host memory; it resumes when slots are free, before new ones of its priority."""
         request = self._requests.get(request_id)

@@ -191,6 +191,22 @@ class LLM:
         request = self._loop.prepare(_plain(inputs), sampling_params or SamplingParams(), priority=priority)
         return self._loop.start(request, streaming=streaming)
 
+    def export_request(self, request: RequestHandle, path: str | Path) -> None:
+        """Write a running request to a file, from which `import_request` goes on; it goes on here too.
+
+        Between two steps of the engine. Raises RequestError for one that has ended, UnsupportedError for one that
+        follows a grammar, OSError.
+        """
+        self._loop.ask(lambda engine: engine.export_request(request.request_id, path))
+
+    def import_request(self, path: str | Path, streaming: bool = False) -> RequestHandle:
+        """Go on with a request of `export_request`, of this or another process with the same model and formats.
+
+        Raises CheckpointError for a missing, damaged or inconsistent file, EngineMismatchError for one of another
+        engine; nothing is queued then.
+        """
+        return self._loop.resume(path, streaming=streaming)
+
     def shutdown(self) -> None:
         """Cancel what runs and stop the engine's thread. May be called twice."""
         self._closer()

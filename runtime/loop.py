@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, TypeVar
 
 from trtllm_replayssm.errors import ContractError
 from trtllm_replayssm.runtime.engine import Engine
@@ -11,6 +14,8 @@ from trtllm_replayssm.runtime.handle import RequestHandle
 from trtllm_replayssm.runtime.outputs import RequestOutput, request_output
 from trtllm_replayssm.runtime.sampling.params import SamplingParams
 from trtllm_replayssm.runtime.scheduler.request import DEFAULT_PRIORITY, Request
+
+Result = TypeVar("Result")
 
 
 class EngineLoop:
@@ -21,6 +26,7 @@ class EngineLoop:
         self._wake = threading.Condition()  # reentrant
         self._commands: list[Callable[[], None]] = []
         self._handles: dict[int, RequestHandle] = {}  # of requests that have not ended; guarded by _wake
+        self._asked: set[Future[Any]] = set()  # of calls whose answer somebody waits for; guarded by _wake
         self._closing = False
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="replayssm-engine", daemon=True)
@@ -60,6 +66,38 @@ class EngineLoop:
         """Run something on the engine between two of its steps, in its thread; returns at once."""
         self._post(lambda: action(self._engine))
 
+    def ask(self, action: Callable[[Engine], Result]) -> Result:
+        """As `call`, and wait for what it returns or raises; the engine goes on. Not from the engine's thread."""
+        answer: Future[Result] = Future()
+
+        def command() -> None:
+            try:
+                answer.set_result(action(self._engine))
+            except Exception as error:
+                answer.set_exception(error)
+
+        with self._wake:
+            self._post(command)
+            self._asked.add(answer)
+        try:
+            return answer.result()
+        finally:
+            with self._wake:
+                self._asked.discard(answer)
+
+    def resume(self, path: str | Path, *, streaming: bool) -> RequestHandle:
+        """Go on with a request in a file, see `Engine.import_request`."""
+
+        def action(engine: Engine) -> RequestHandle:
+            output = engine.output_of(engine.import_request(path))
+            assert output is not None, "a request that was queued just now"
+            handle = RequestHandle(output, streaming=streaming, abort=self.abort)
+            with self._wake:
+                self._handles[handle.request_id] = handle
+            return handle
+
+        return self.ask(action)
+
     def close(self) -> None:
         """Cancel what runs and end the thread. May be called twice."""
         with self._wake:
@@ -88,6 +126,9 @@ class EngineLoop:
                 self._failure = failure
                 handles, self._handles = self._handles, {}
                 self._commands.clear()
+                asked = [answer for answer in self._asked if not answer.done()]
+            for answer in asked:
+                answer.set_exception(failure)
             for handle in handles.values():
                 handle.fail(failure)
 
@@ -97,9 +138,10 @@ class EngineLoop:
             self._wake.wait_for(lambda: self._closing or self._commands or self._engine.has_work)
             commands, self._commands = self._commands, []
             closing = self._closing
-            ending = tuple(self._handles) if closing else ()
         for command in commands:
             command()
+        with self._wake:
+            ending = tuple(self._handles) if closing else ()
         for request_id in ending:
             output = self._engine.cancel(request_id)
             if output is not None:
