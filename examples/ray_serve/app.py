@@ -1,6 +1,6 @@
 """Data-parallel replicas behind one address, through Ray Serve.
 
-    pip install 'trtllm-replayssm[serve,ray]'
+    pip install -e '.[serve,ray]'    # in a checkout
     cd examples/ray_serve; serve run --working-dir . app:build model=/path/to/checkpoint replicas=2
 
 Each replica is a deployment of its own, so that the router, and not Ray's load balancer, decides who gets a request:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import http.client
 import json
+import math
 import sys
 import time
 from collections.abc import Sequence
@@ -53,15 +54,23 @@ class Server:
         return connection, connection.getresponse()
 
     def model(self) -> str:
-        connection, response = self.open("GET", "/v1/models")
-        name = json.loads(response.read())["data"][0]["id"]
+        try:
+            connection, response = self.open("GET", "/v1/models")
+            text = response.read()
+        except (OSError, http.client.HTTPException) as error:
+            raise SystemExit(f"replay: expected a server at {self.host}:{self.port}, got {error}") from error
         connection.close()
-        return str(name)
+        if response.status != 200:
+            raise SystemExit(f"replay: /v1/models: expected status 200, got {response.status}: {text[:200].decode()}")
+        return str(json.loads(text)["data"][0]["id"])
 
     def run(self, body: dict[str, Any]) -> dict[str, Any]:
         """One streamed request -> its times in seconds and its token counts, or the error."""
         begin = time.perf_counter()
-        connection, response = self.open("POST", "/v1/completions", body)
+        try:
+            connection, response = self.open("POST", "/v1/completions", body)
+        except (OSError, http.client.HTTPException) as error:
+            return {"error": f"no answer: {error}"}
         try:
             if response.status != 200:
                 return {"error": f"{response.status}: {response.read().decode()[:200]}"}
@@ -82,8 +91,8 @@ class Server:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The value below which `share` of the values lie."""
-    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
+    """The smallest value that at least `share` of the values do not exceed: p50 of two is the smaller."""
+    return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
 
 
 def main() -> int:

@@ -167,6 +167,11 @@ def _speculative(section: object, ours: Mapping[str, Any]) -> SpeculativeConfig 
         if kind == "MTP":
             return _config(MTPDecodingConfig, values)
         if kind == "NGram":
+            if values.get("max_draft_len") is None:
+                raise ConfigError(
+                    "serve", "speculative_config.max_draft_len", expected="drafts per step, at least 1", got="nothing",
+                    hint="Write max_draft_len: 3 beside decoding_type: NGram",
+                )  # fmt: skip
             return _config(NGramDecodingConfig, values)
         raise ConfigError("serve", "speculative_config.decoding_type", expected="MTP or NGram", got=repr(kind))
     drafter = ours.get("drafter", "none")

@@ -10,16 +10,33 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, NoReturn
 
-from jinja2 import Environment, Template, TemplateError
+from jinja2 import Environment, Template, TemplateError, nodes
 from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 MAX_CHARACTERS = 16 << 20
 
 
+class Generation(Extension):
+    """`{% generation %}` marks what the assistant says, for training; here its text is only text.
+
+    Variables that are set inside stay inside, as in transformers.
+    """
+
+    tags = frozenset({"generation"})  # type: ignore[assignment]  # Jinja only looks into it
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        """The block as a scope of its own."""
+        line = next(parser.stream).lineno
+        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
+
+
 def environment() -> Environment:
     """As transformers sets it up, so that templates mean the same."""
-    made = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
+    extensions = ["jinja2.ext.loopcontrols", Generation]
+    made = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
     made.filters["tojson"] = _tojson
     made.globals["raise_exception"] = _raise
     made.globals["strftime_now"] = _now

@@ -36,6 +36,21 @@ def test_rendering_agrees_with_transformers() -> None:
     assert ChatTemplate(source, {"bos_token": "<s>"}).render(MESSAGES) == theirs[0]
 
 
+def test_a_block_that_marks_the_assistants_text_is_text_as_in_transformers() -> None:
+    source = (
+        "{% set x = 'out' %}{% for m in messages %}{% if m.role == 'assistant' %}<a>{% generation %}{% set x = 'in' %}"
+        "{{ m.content }}{{ x }}{% endgeneration %}{{ x }}{% else %}<u>{{ m.content }}{% endif %}{% endfor %}"
+    )
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]
+    text = ChatTemplate(source).render(messages)
+    assert text == "<u>Hi<a>Hoinout"
+    file = str(EXAMPLES / "qwen3_5-tiny-nvfp4" / "tokenizer.json")
+    tokenizer = pytest.importorskip("transformers").PreTrainedTokenizerFast(tokenizer_file=file)
+    assert tokenizer.apply_chat_template(messages, chat_template=source, tokenize=False) == text
+    with pytest.raises(CheckpointError, match="endgeneration"):
+        ChatTemplate("{% generation %}{{ messages }}")
+
+
 def test_a_file_beside_the_configuration_wins_and_a_list_has_a_default(tmp_path: Path) -> None:
     assert load_chat_template(tmp_path) is None
     config = {"chat_template": [{"name": "rag", "template": "R"}, {"name": "default", "template": "{{ eos_token }}D"}],

@@ -84,7 +84,7 @@ def test_every_key_arrives_where_it_acts() -> None:
         ({"kv_cache_config": {"max_tokens": "many"}}, "KvCacheConfig"), ({"kv_cache_config": 3}, "kv_cache_config"),
         ({"speculative_config": {"decoding_type": "Eagle"}}, "decoding_type"),
         ({"speculative_config": {"decoding_type": "MTP", "x": 1}}, "x"),
-        ({"speculative_config": {"decoding_type": "NGram"}}, "NGramDecodingConfig"),
+        ({"speculative_config": {"decoding_type": "NGram"}}, "speculative_config.max_draft_len"),
         ({"speculative_config": {"decoding_type": "MTP"}, "replayssm": {"drafter": "mtp"}}, "replayssm.drafter"),
         ({"replayssm": {"windows": 8}}, "windows"), ({"replayssm": {"window": "8"}}, "replayssm.window"),
         ({"replayssm": {"window": True}}, "replayssm.window"), ({"replayssm": {"window": 999}}, "window"),

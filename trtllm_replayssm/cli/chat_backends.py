@@ -31,6 +31,7 @@ class RemoteBackend:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigError("chat", "url", expected="http://host:port", got=url)
+        self._url = url
         self._secure = parts.scheme == "https"
         self._host, self._port = parts.hostname, parts.port
         self._base = parts.path.rstrip("/").removesuffix("/v1")
@@ -44,8 +45,15 @@ class RemoteBackend:
         """A connection and its response, which has status 200."""
         kind = http.client.HTTPSConnection if self._secure else http.client.HTTPConnection
         connection = kind(self._host, self._port, timeout=TIMEOUT_SECONDS)
-        connection.request(method, self._base + path, None if body is None else json.dumps(body), self._headers)
-        response = connection.getresponse()
+        try:
+            connection.request(method, self._base + path, None if body is None else json.dumps(body), self._headers)
+            response = connection.getresponse()
+        except (OSError, http.client.HTTPException) as error:
+            connection.close()
+            raise RequestError(
+                "chat", "url", expected=f"a server at {self._url}", got=str(error) or type(error).__name__,
+                hint="Start one with trtllm-replayssm serve",
+            ) from error  # fmt: skip
         if response.status != 200:
             text = response.read(4096).decode("utf-8", "replace")
             connection.close()

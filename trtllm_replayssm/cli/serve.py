@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import trtllm_replayssm
 from trtllm_replayssm.errors import ConfigError, UnsupportedError
 
 
@@ -87,13 +91,13 @@ def run(arguments: argparse.Namespace) -> int:
         limits=launch.limits,
     )
     if arguments.chat_template is not None:
-        template: ChatTemplate | None = ChatTemplate(Path(arguments.chat_template).read_text(encoding="utf-8"))
+        template: ChatTemplate | None = ChatTemplate(_text("chat_template", arguments.chat_template))
     else:
         template = load_chat_template(arguments.model)
     options = dict(launch.options)
     if (Path(arguments.model) / MANIFEST).is_file():
         options.setdefault("device", "cuda")
-    with LLM(arguments.model, **options) as llm:
+    with _logging(arguments.log_level), LLM(arguments.model, **options) as llm:
         serve(llm, settings, template)
     return 0
 
@@ -121,4 +125,28 @@ def _api_key(arguments: argparse.Namespace) -> str | None:
         return str(arguments.api_key) if arguments.api_key is not None else None
     if arguments.api_key is not None:
         raise ConfigError("serve", "api_key_file", expected="no --api_key beside it", got="both")
-    return Path(arguments.api_key_file).read_text(encoding="utf-8").strip()
+    return _text("api_key_file", arguments.api_key_file).strip()
+
+
+def _text(flag: str, path: str) -> str:
+    """What a flag's file holds."""
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "other bytes than UTF-8"
+        raise ConfigError("serve", flag, expected="a readable text file", got=f"{path}: {reason}") from error
+
+
+@contextmanager
+def _logging(level: str) -> Iterator[None]:
+    """The product's own messages on stderr from this level on, in the server's form."""
+    logger, handler = logging.getLogger(trtllm_replayssm.__name__), logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(levelname)s:     %(message)s"))
+    before = logger.level
+    logger.setLevel(level.upper())
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before)
