@@ -24,6 +24,7 @@ from trtllm_replayssm.runtime.text.tokenizer import Tokenizer
 from trtllm_replayssm.runtime.traffic_meter import TrafficMeter
 from trtllm_replayssm.runtime.transfer.request_file import read_request, write_request
 from trtllm_replayssm.runtime.transfer.restore import Fit
+from trtllm_replayssm.spec.traffic import SlotBytes, conventional_slot_bytes, slot_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +69,8 @@ class Engine:
             tokenizer=tokenizer,
             seed=config.seed,
         )
+        size = _slot_bytes(session, conventional=config.conventional_state)
+        self._state_bytes, self._kv_bytes = session.pool.slots * (size.total - size.kv), session.pool.slots * size.kv
         self._requests: dict[int, Request] = {}
         self._snapshots: dict[Choice, SlotSnapshot] = {}
         self._numbering = threading.Lock()
@@ -118,6 +121,8 @@ class Engine:
             free_slots=self.session.free_slots,
             positions=sum(choice.prefilled + len(choice.output.token_ids) for choice in resident),
             positions_max=pool.slots * pool.max_seq_len,
+            state_bytes=self._state_bytes,
+            kv_bytes=self._kv_bytes,
         )
 
     def make_request(
@@ -264,6 +269,13 @@ class Engine:
         self.session.check_integrity()
         if self.prefix is not None:
             self.prefix.cache.check_integrity()
+
+
+def _slot_bytes(session: Session, *, conventional: bool) -> SlotBytes:
+    geometry, replay, pool = session.geometry, session.replay, session.pool
+    if conventional:
+        return conventional_slot_bytes(geometry, replay.recurrence, replay.max_step_tokens, pool)
+    return slot_bytes(geometry, replay, pool)
 
 
 def _check_fit(session: Session, config: EngineConfig, step_tokens: int) -> None:

@@ -17,7 +17,8 @@ class EngineLoad:
     """What an engine holds at one moment.
 
     running: choices that hold a slot, at most max_batch_size; waiting: choices without one. positions: committed
-    prompt and output tokens of the running ones, at most positions_max over all slots.
+    prompt and output tokens of the running ones, at most positions_max over all slots. state_bytes: device memory that
+    all slots' recurrent states, rings, windows and cursors were given; kv_bytes: that of keys and values.
     """
 
     running: int
@@ -27,6 +28,8 @@ class EngineLoad:
     free_slots: int
     positions: int
     positions_max: int
+    state_bytes: int
+    kv_bytes: int
 
 
 @dataclass(slots=True)

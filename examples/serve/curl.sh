@@ -13,9 +13,13 @@ call() { # METHOD PATH [JSON]
 }
 
 call GET /health
+call GET /openapi.json | cut -c 1-300
+call GET / | sed -n 1,8p
+call GET /status.json
 call GET /version
 call GET /v1/models
 MODEL="$(call GET /v1/models | sed -n 's/.*"id":"\([^"]*\)".*/\1/p')"
+call GET "/v1/models/$MODEL"
 call POST /tokenize '{"prompt": "The history of the"}'
 call POST /detokenize '{"tokens": [5, 6, 7]}'
 call POST /v1/completions "{\"model\": \"$MODEL\", \"prompt\": \"The history of the\", \"max_tokens\": 16, \"temperature\": 0}"
@@ -24,4 +28,5 @@ call POST /v1/chat/completions "{\"model\": \"$MODEL\", \"messages\": [{\"role\"
 call POST /v1/responses "{\"model\": \"$MODEL\", \"input\": \"Hello\", \"max_output_tokens\": 16}"
 call GET /health_generate
 call GET /metrics
+call GET /prometheus/metrics
 call GET /perf_metrics

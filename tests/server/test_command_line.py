@@ -70,7 +70,10 @@ def test_a_shell_script_with_curl_alone_reaches_every_endpoint(served: Process) 
     script = [str(EXAMPLES / "serve" / "curl.sh"), served.url, KEY]
     done = subprocess.run(script, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("== ") == 12 and "data: [DONE]" in done.stdout and "replayssm_steps_total" in done.stdout
+    assert done.stdout.count("== ") == 17 and "data: [DONE]" in done.stdout and "replayssm_steps_total" in done.stdout
+    headers = {"Authorization": f"Bearer {KEY}"}
+    for path in httpx.get(f"{served.url}/openapi.json", headers=headers).json()["paths"]:
+        assert f" {path.replace('{model}', NAME)}\n" in done.stdout  # every endpoint there is
     wrong = subprocess.run([*script[:2], "wrong"], capture_output=True, text=True, timeout=120, check=False)
     assert wrong.returncode != 0 and "invalid_api_key" in wrong.stdout
 

@@ -42,6 +42,18 @@ def scrape(server: Service, *bodies: dict[str, object]) -> dict[str, float]:
     return samples(over_asgi(server, talk))
 
 
+def test_memory_is_told_in_bytes_as_the_session_allocated_it() -> None:
+    with LLM(QWEN, max_seq_len=64, max_batch_size=3) as llm:
+        now = over_asgi(service(llm), lambda client: client.get("/status.json")).json()
+        pools = llm._engine.session.pools  # type: ignore[attr-defined]
+        states = [*pools.windows.values(), *(t for layer in pools.ssm.values() for t in layer.tensors())]
+        allocated = sum(t.numel() * t.element_size() for t in states)
+        keys = sum(t.numel() * t.element_size() for layer in pools.kv.values() for t in layer.tensors())
+    assert now["state_memory_bytes"] == pytest.approx(allocated, rel=0.01)
+    assert now["kv_memory_bytes"] == pytest.approx(keys, rel=0.05)  # beside it, room for drafts past the last position
+    assert now["prefix_bytes"] == 0
+
+
 def test_counters_are_the_engines_and_latencies_the_servers() -> None:
     with serving(bench("mtp")) as server:
         before, after = scrape(server), scrape(server, BODY, {**BODY, "n": 2, "temperature": 1}, {**BODY, "n": 99})
