@@ -10,16 +10,17 @@ see `routing`. `config=FILE.yaml` takes the same file as `trtllm-replayssm serve
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 from replica import Replica
-from routing import REPLICA_HEADER, affinity_key, choose, rank
+from routing import REPLICA_HEADER, affinity_key, choose, limited_body, rank
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from trtllm_replayssm.runtime.server.launch import read_yaml
+from trtllm_replayssm.runtime.server.launch import read_yaml, resolve
 
 QUEUE = 1024  # requests in one replica: its own server refuses with 429 before
 
@@ -28,7 +29,9 @@ QUEUE = 1024  # requests in one replica: its own server refuses with 429 before
 class Router:
     """Forwards each request to the replica that has its beginning, and counts what each one has to do."""
 
-    def __init__(self, *replicas: DeploymentHandle) -> None:
+    def __init__(self, body_bytes: int, *replicas: DeploymentHandle) -> None:
+        """body_bytes: of one request at most."""
+        self.body_bytes = body_bytes
         self.replicas = [handle.options(stream=True) for handle in replicas]
         self.loads = [0] * len(replicas)
         self.capacity: int | None = None
@@ -36,7 +39,10 @@ class Router:
 
     async def __call__(self, request: Request) -> Response:
         """One HTTP request."""
-        body = await request.body()
+        body = await limited_body(request.stream(), self.body_bytes)
+        if body is None:
+            error = {"message": f"body: expected at most {self.body_bytes} bytes", "type": "request_too_large"}
+            return JSONResponse({"error": {**error, "param": None, "code": "request_too_large"}}, 413)
         if self.capacity is None:
             self.capacity = await self._ask.capacity.remote()
         headers = dict(request.headers)
@@ -71,12 +77,13 @@ class Router:
 
 
 def build(args: dict[str, str]) -> serve.Application:
-    """The application that `serve run app:build model=... replicas=... config=...` starts."""
+    """The application that `serve run app:build model=... replicas=... config=... api_key_file=...` starts."""
     config = read_yaml(args["config"]) if "config" in args else {}
+    api_key = Path(args["api_key_file"]).read_text(encoding="utf-8").strip() if "api_key_file" in args else None
     gpus = float(args.get("gpus", 0))
     options: dict[str, Any] = {"max_ongoing_requests": QUEUE, "ray_actor_options": {"num_cpus": 1, "num_gpus": gpus}}
     replicas = [
-        serve.deployment(Replica).options(name=f"replica-{i}", **options).bind(args["model"], config)
+        serve.deployment(Replica).options(name=f"replica-{i}", **options).bind(args["model"], config, api_key)
         for i in range(int(args.get("replicas", 2)))
     ]
-    return Router.bind(*replicas)
+    return Router.bind(resolve(config).limits.body_bytes, *replicas)

@@ -18,11 +18,14 @@ from trtllm_replayssm.runtime.text.chat_template import load_chat_template
 class Replica:
     """Holds one engine; Ray Serve runs it in a process of its own."""
 
-    def __init__(self, model: str, config: dict[str, Any]) -> None:
-        """model: checkpoint directory. config: as the YAML file of `trtllm-replayssm serve --config`."""
+    def __init__(self, model: str, config: dict[str, Any], api_key: str | None = None) -> None:
+        """model: checkpoint directory. config: as the YAML file of `trtllm-replayssm serve --config`.
+
+        api_key: asked of every request that generates or reads tokens, None: of none.
+        """
         cache = {"enable_block_reuse": True, **config.get("kv_cache_config", {})}
         launch = resolve({**config, "kv_cache_config": cache})
-        settings = ServerSettings(model_name=Path(model).resolve().name, limits=launch.limits)
+        settings = ServerSettings(model_name=Path(model).resolve().name, limits=launch.limits, api_key=api_key)
         self.llm = LLM(model, **launch.options)
         self.service = Service(self.llm, settings, load_chat_template(model))
         self.app = make_app(self.service)

@@ -7,7 +7,7 @@ replica goes or comes only the keys that it had, or gets, move.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
 
@@ -83,3 +83,13 @@ def choose(order: Sequence[int], loads: Sequence[int], capacity: int, slack: flo
         if loads[replica] < max(capacity, share):
             return replica
     return min(order, key=lambda replica: loads[replica])
+
+
+async def limited_body(parts: AsyncIterator[bytes], limit: int) -> bytes | None:
+    """A body from its parts, None as soon as it is longer than `limit` bytes; nothing is read after that."""
+    body = bytearray()
+    async for part in parts:
+        body += part
+        if len(body) > limit:
+            return None
+    return bytes(body)

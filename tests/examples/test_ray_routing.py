@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import json
 from collections import Counter
+from collections.abc import AsyncIterator
 from types import ModuleType
 from typing import Any
 
@@ -13,15 +15,46 @@ import pytest
 from tests.paths import EXAMPLES
 
 
-def load() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("ray_serve_routing", EXAMPLES / "ray_serve" / "routing.py")
+def load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"ray_serve_{name}", EXAMPLES / "ray_serve" / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
-ROUTING = load()
+ROUTING = load("routing")
+
+
+def test_a_body_is_read_no_further_than_its_limit() -> None:
+    read = []
+
+    async def parts() -> AsyncIterator[bytes]:
+        for number in range(10):
+            read.append(number)
+            yield b"12345"
+
+    assert asyncio.run(ROUTING.limited_body(parts(), 50)) == b"12345" * 10
+    read.clear()
+    assert asyncio.run(ROUTING.limited_body(parts(), 12)) is None
+    assert read == [0, 1, 2]
+
+
+def test_a_replica_asks_for_the_key_that_it_was_given() -> None:
+    replica = load("replica").Replica(str(EXAMPLES / "qwen3_5-tiny-nvfp4"), {"max_seq_len": 64}, "secret")
+
+    async def statuses() -> list[int]:
+        found = []
+        for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "Bearer secret"}):
+            async for part in replica.call("GET", "/v1/models", b"", headers, b""):
+                if isinstance(part, tuple):
+                    found.append(part[0])
+        return found
+
+    try:
+        assert asyncio.run(statuses()) == [401, 401, 200]
+    finally:
+        replica.llm.shutdown()
 
 
 def key(fields: Any, **headers: str) -> str:
