@@ -17,6 +17,14 @@
 | D05 | ops/test_state_store.py | scales of awkward blocks |
 | D10 | ops/test_update.py | head sizes and odd head counts |
 | B04 | pools/test_slots.py | slot ids |
+| I01 I03 I04 I06 I07 I13 I16 | runtime/test_stops.py | ends, stop strings, counts of tokens |
+| I07 I10 I11 I13 I16 I18 I19 I21 | server/test_cases.py | the same and more over HTTP, streamed or not |
+| I09 I10 I21 | runtime/test_speculation.py | probabilities and text with drafts |
+| I11 | runtime/test_sampling.py | scores without alternatives |
+| I14 | server/test_disconnect.py | clients that leave |
+| I16 | runtime/test_text.py | characters cut into tokens |
+| I18 | runtime/test_choices.py | several choices with one seed |
+| I22 | server/test_guided.py | JSON with drafts |
 | A01 B02 | pools/test_state_pools.py | registers, snapshots that do not fit |
 """
 
@@ -31,7 +39,8 @@ import pytest
 TESTS = Path(__file__).resolve().parents[1]
 ROWS = (
     "A01 A02 A04 A05 A06 A07 A09 A12 A13 A15 A16 A20 A21 A22 A23 A24 A27 B01 B02 B04 B08 B09 B11 B12 B14 B16 B17 B19 "
-    "C01 C02 C04 C05 C15 D01 D02 D05 D07 D08 D10 D11 D12 D14 D15 F12 F15 I10"
+    "C01 C02 C04 C05 C15 D01 D02 D05 D07 D08 D10 D11 D12 D14 D15 F12 F15 "
+    "I01 I03 I04 I06 I07 I09 I10 I11 I13 I14 I16 I18 I19 I21 I22"
 )
 
 
