@@ -27,13 +27,18 @@ WORDS = [
 LETTERS = PieceTokenizer(WORDS + [b"#%d#" % i for i in range(len(WORDS), 64)], special=(2, 11))
 
 
-def byte_tokenizer() -> Tokenizer:
+def byte_backend() -> Backend:
     """A tokenizer of the `tokenizers` library that knows the 256 bytes and nothing else; every text has tokens."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     backend = Backend(models.BPE(vocab={piece: i for i, piece in enumerate(alphabet)}, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
-    return load_tokenizer(backend)
+    return backend
+
+
+def byte_tokenizer() -> Tokenizer:
+    """The same as the product takes it."""
+    return load_tokenizer(byte_backend())
 
 
 @contextmanager

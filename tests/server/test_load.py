@@ -1,5 +1,7 @@
 """64 streams at once, 2,000 requests, a tenth of them leaving early and a twentieth malformed, on two CPU cores.
 
+Prompts are text or token ids, some with stop strings or several choices; malformed are wrong fields and broken JSON.
+
 Each answer must be the one that its prompt gets alone; afterwards no slot is held and memory has not grown. Greedy
 answers of prompts whose top two candidates come closer than NOISE anywhere are left out: there the text may depend on
 the batch.
@@ -10,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import shutil
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,11 +23,15 @@ import pytest
 
 from tests.e2e.bundled import NOISE
 from tests.server.harness import NAME, SMALLEST, process, wait_for
+from tests.server.scripted import byte_backend
 from trtllm_replayssm import LLM, SamplingParams
+from trtllm_replayssm.runtime.llm import CompletionOutput
 
 REQUESTS, STREAMS, PROMPTS = 2000, 64, 48
 LEAVING, MALFORMED = 0.10, 0.05
 GROWTH_BYTES = 24 << 20  # allocator noise; one leaked output per request would be more, one leaked slot much more
+FILL_BYTES = 64 << 20  # what the first requests bring in: code, buffers of kernels and connections
+LETTERS = "abcdefghij klmno"
 CONFIG = """
 max_batch_size: 16
 max_seq_len: 128
@@ -32,16 +39,19 @@ replayssm: {drafter: ngram, draft_len: 3, prefill_chunk: 16}
 """
 BROKEN: list[dict[str, Any]] = [
     {"prompt": [9999]}, {"max_tokens": -1}, {"n": "many"}, {"unknown": 1}, {"prompt": []}, {"prompt": [1] * 400},
-    {"temperature": "hot"}, {"stop": "needs a tokenizer"}, {"logprobs": 99},
+    {"temperature": "hot"}, {"stop": ["x"] * 99}, {"logprobs": 99},
 ]  # fmt: skip
+
+
+DAMAGED = (b"", b"{", b'{"model": "tiny", "prompt": [1,]}', b'{"model": NaN}', b"\xff\xfe", b"[1, 2]", b"null")
 
 
 @dataclass
 class Case:
-    """A prompt, its settings, and the tokens that it gets alone."""
+    """A prompt, its settings, and what each of its choices gets alone: token ids, or a text."""
 
     body: dict[str, Any]
-    expected: list[int]
+    expected: list[Any]
 
 
 @dataclass
@@ -54,20 +64,40 @@ class Tally:
     memory: list[int] = field(default_factory=list)
 
 
-def solo_runs() -> list[Case]:
-    """Prompts of 1..60 tokens with their answers, one at a time and without drafts."""
+def checkpoint(directory: Path) -> Path:
+    """SMALLEST with a tokenizer of bytes."""
+    folder = directory / "model"
+    shutil.copytree(SMALLEST, folder)
+    byte_backend().save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def solo_runs(model: Path) -> list[Case]:
+    """Prompts of 1..60 tokens with their answers, one at a time and without drafts; half of them are text."""
     rng, cases = random.Random(4), []
-    with LLM(SMALLEST, max_batch_size=1, max_seq_len=128) as llm:
+    with LLM(model, max_batch_size=1, max_seq_len=128) as llm:
         while len(cases) < PROMPTS:
-            prompt = [rng.randrange(256) for _ in range(rng.choice((1, 3, 15, 16, 17, 40, 60)))]
-            count = rng.randrange(2, 22)
-            result = llm.generate(prompt, SamplingParams(max_tokens=count, temperature=0.0, logprobs=2), use_tqdm=False)
-            (output,) = result.outputs  # type: ignore[union-attr]
+            ids = [rng.randrange(256) for _ in range(rng.choice((1, 3, 15, 16, 17, 40, 60)))]
+            text, count = len(cases) % 2 == 0, rng.randrange(4, 22)
+            prompt: Any = "".join(LETTERS[i % len(LETTERS)] for i in ids) if text else ids
+            settings: dict[str, Any] = {"max_tokens": count, "temperature": 0.0, "detokenize": text}
+            output = solo(llm, prompt, settings)
             best = [sorted((e.logprob for e in entry.values()), reverse=True) for entry in output.logprobs or ()]
-            if all(first - second > NOISE for first, second, *_ in best):
-                body = {"model": NAME, "prompt": prompt, "max_tokens": count, "temperature": 0, "detokenize": False}
-                cases.append(Case(body, output.token_ids))
+            if any(first - second <= NOISE for first, second, *_ in best):
+                continue
+            if text and len(cases) % 4 == 0 and len(output.text) > 3:
+                settings["stop"] = [output.text[2:4], "never"]
+                output = solo(llm, prompt, settings)
+            n = 1 + (len(cases) % 3 == 0)
+            body = {"model": NAME, "prompt": prompt, "n": n, **settings}
+            cases.append(Case(body, [output.text if text else output.token_ids] * n))
     return cases
+
+
+def solo(llm: LLM, prompt: Any, settings: dict[str, Any]) -> CompletionOutput:
+    """The one choice of a request that runs alone."""
+    result = llm.generate(prompt, SamplingParams(**settings, logprobs=2), use_tqdm=False)
+    return result.outputs[0]  # type: ignore[union-attr]
 
 
 def memory(pid: int) -> int:
@@ -78,19 +108,26 @@ def memory(pid: int) -> int:
     raise AssertionError("no VmRSS")
 
 
-async def whole(client: httpx.AsyncClient, case: Case, stream: bool) -> list[int]:
-    """The token ids of a request that stays to the end."""
+async def whole(client: httpx.AsyncClient, case: Case, stream: bool) -> list[Any]:
+    """What each choice of a request that stays to the end is given; a stream must end as streams do."""
+    name = "text" if case.body["detokenize"] else "token_ids"
     if not stream:
         response = await client.post("/v1/completions", json=case.body)
         assert response.status_code == 200, response.text
-        return list(response.json()["choices"][0]["token_ids"])
-    ids: list[int] = []
+        return [choice[name] for choice in response.json()["choices"]]
+    found: list[Any] = [[] if name == "token_ids" else "" for _ in range(case.body["n"])]
+    data = ""
     async with client.stream("POST", "/v1/completions", json={**case.body, "stream": True}) as response:
         assert response.status_code == 200
         async for line in response.aiter_lines():
-            if line.startswith("data: {"):
-                ids += json.loads(line.removeprefix("data: "))["choices"][0]["token_ids"]
-    return ids
+            if not line:
+                continue
+            assert line.startswith("data: ") and data != "[DONE]"
+            data = line.removeprefix("data: ")
+            for choice in json.loads(data)["choices"] if data != "[DONE]" else ():
+                found[choice["index"]] += choice[name]
+    assert data == "[DONE]"
+    return found
 
 
 async def leave(client: httpx.AsyncClient, case: Case, rng: random.Random) -> None:
@@ -113,7 +150,12 @@ async def one(client: httpx.AsyncClient, cases: list[Case], rng: random.Random, 
     """One request of the mix."""
     case, kind = rng.choice(cases), rng.random()
     if kind < MALFORMED:
-        response = await client.post("/v1/completions", json={**case.body, **rng.choice(BROKEN)})
+        content = rng.choice(DAMAGED) if rng.random() < 0.4 else None
+        if content is None:
+            response = await client.post("/v1/completions", json={**case.body, **rng.choice(BROKEN)})
+        else:
+            headers = {"Content-Type": "application/json"}
+            response = await client.post("/v1/completions", content=content, headers=headers)
         tally.outcomes[f"malformed {response.status_code}"] += 1
     elif kind < MALFORMED + LEAVING:
         await leave(client, case, rng)
@@ -147,9 +189,12 @@ async def load(url: str, pid: int, cases: list[Case], tally: Tally) -> None:
 def test_a_mixed_load_leaks_no_slot_crosses_no_stream_and_keeps_memory_flat(
     tmp_path: Path, record_property: Any
 ) -> None:
-    cases, tally = solo_runs(), Tally()
+    model = checkpoint(tmp_path)
+    cases, tally = solo_runs(model), Tally()
+    assert {bool(case.body.get("stop")) for case in cases} == {case.body["n"] == 2 for case in cases} == {True, False}
     (tmp_path / "config.yaml").write_text(CONFIG)
-    with process(SMALLEST, "--config", str(tmp_path / "config.yaml"), "--log_level", "error") as server:
+    with process(model, "--config", str(tmp_path / "config.yaml"), "--log_level", "error") as server:
+        before = memory(server.process.pid)
         asyncio.run(load(server.url, server.process.pid, cases, tally))
 
         def idle() -> bool:
@@ -162,6 +207,7 @@ def test_a_mixed_load_leaks_no_slot_crosses_no_stream_and_keeps_memory_flat(
     p99 = waits[int(0.99 * len(waits))]
     record_property("p99_queue_wait_seconds", p99)
     print(f"queue wait p50 {waits[len(waits) // 2]:.3f} s, p99 {p99:.3f} s")
+    print(f"memory before {before} bytes")
     print(f"memory after 500 requests {tally.memory[4]} bytes, after all {tally.memory[-1]}")
     print(f"{dict(tally.outcomes)}; accepted {status['accepted_tokens']} of {status['drafted_tokens']} drafts")
     assert tally.wrong == []
@@ -170,4 +216,5 @@ def test_a_mixed_load_leaks_no_slot_crosses_no_stream_and_keeps_memory_flat(
     assert tally.outcomes["left"] > REQUESTS * LEAVING / 2
     assert tally.outcomes["malformed 400"] > REQUESTS * MALFORMED / 2
     assert status["finished"].get("cancelled", 0) > 0 and status["accepted_tokens"] > 0
+    assert max(tally.memory) - before < FILL_BYTES
     assert max(tally.memory[5:]) - max(tally.memory[:5]) < GROWTH_BYTES
