@@ -18,10 +18,16 @@ from tests.server.harness import NAME, over_asgi, wait_for
 from tests.server.scripted import byte_tokenizer, serving
 from trtllm_replayssm.errors import UnsupportedError
 from trtllm_replayssm.runtime.server.app import make_app
-from trtllm_replayssm.runtime.server.protocol.chat import ChatRequest
-from trtllm_replayssm.runtime.server.protocol.completions import CompletionRequest
-from trtllm_replayssm.runtime.server.protocol.responses import ResponsesRequest
-from trtllm_replayssm.runtime.server.protocol.tokens import DetokenizeRequest, TokenizeRequest
+from trtllm_replayssm.runtime.server.protocol.chat import ChatCompletion, ChatRequest
+from trtllm_replayssm.runtime.server.protocol.common import Part
+from trtllm_replayssm.runtime.server.protocol.completions import Completion, CompletionRequest
+from trtllm_replayssm.runtime.server.protocol.responses import ResponsesRequest, ResponsesResponse
+from trtllm_replayssm.runtime.server.protocol.tokens import (
+    DetokenizeRequest,
+    DetokenizeResponse,
+    TokenizeRequest,
+    TokenizeResponse,
+)
 from trtllm_replayssm.runtime.server.service import Service
 
 BODIES = 10_000
@@ -36,6 +42,10 @@ BASES: dict[str, dict[str, Any]] = {
 }
 KINDS = (CompletionRequest, ChatRequest, ResponsesRequest, TokenizeRequest, DetokenizeRequest)
 FIELDS = sorted({name for kind in KINDS for name in kind.model_fields} | {"suffix"})
+ANSWERS: dict[str, type[Part]] = {
+    "/v1/completions": Completion, "/v1/chat/completions": ChatCompletion, "/v1/responses": ResponsesResponse,
+    "/tokenize": TokenizeResponse, "/detokenize": DetokenizeResponse,
+}  # fmt: skip
 VALUES: list[Any] = [
     None, True, False, 0, 1, 2, 3, -1, 7, 1 << 31, 1 << 63, 1 << 64, 10**400, 0.0, 0.5, 1.0, -0.0, 1e-320, 1e-30, 1e308,
     -1e308, "", "a", "b", "\x00", "é€", "\ud800", "a" * 300, "{{ 1 }}", "none", "auto", [], [0], [1, 2, 3], [63], [64],
@@ -74,7 +84,9 @@ def check(path: str, data: bytes, response: httpx.Response) -> None:
         assert '{"error":' not in response.text or response.text.count('"choices"'), (path, data, response.text)
         return
     content = json.loads(response.text, parse_constant=no_constant)
-    if response.status_code != 200:
+    if response.status_code == 200:
+        ANSWERS[path].model_validate(content, extra="forbid")
+    else:
         assert set(content["error"]) == {"message", "type", "param", "code"}, (path, data)
 
 

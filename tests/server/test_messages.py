@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -69,3 +70,12 @@ def test_chat_and_replay_name_the_server_that_is_not_there(tmp_path: Path) -> No
         done = subprocess.run(command, input="Hello\n", capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == 1 and done.stderr.strip().count("\n") == 0, done.stderr
         assert url.removeprefix("http://") in done.stderr and "refused" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("values", "share", "expected"),
+    [([2.0, 1.0], 0.5, 1.0), ([2.0, 1.0], 0.9, 2.0), ([1.0, 2.0, 3.0], 0.5, 2.0), ([4.0], 0.99, 4.0)],
+)
+def test_percentiles_of_few_requests_are_theirs(values: list[float], share: float, expected: float) -> None:
+    percentile = runpy.run_path(str(EXAMPLES / "serve" / "replay.py"))["percentile"]
+    assert percentile(values, share) == expected
