@@ -128,6 +128,18 @@ def test_all_decay_gone_stays_finite(library: _abi.Library) -> None:
     twin.prefill([0], [130], tokens=140)
 
 
+@pytest.mark.parametrize("head_dim", [64, 80])
+def test_many_heads_in_pairs_over_shared_keys(library: _abi.Library, head_dim: int) -> None:
+    """Enough work for every multiprocessor: two heads a CTA."""
+    shape = harness.ssm_shape(SsmKind.MAMBA2, heads=24, groups=2, head_dim=head_dim, state_dim=128)
+    twin = PromptTwin(library, shape, ReplayConfig(window=16), "bfloat16", slots=15)
+    for slot in range(15):
+        twin.admit(slot, origin=slot)
+    remember(twin, [1, 4], [16, 3])
+    slots = [*range(14), -1]
+    twin.prefill(slots, [129, 64, 0, 1, 70, *[5 + slot for slot in range(5, 14)], 20], tokens=130)
+
+
 @pytest.mark.parametrize("rows", [1, 12])
 def test_real_shapes_and_shared_heads(library: _abi.Library, rows: int) -> None:
     """One row splits a head's state over several multiprocessors; many rows do not."""
