@@ -129,8 +129,8 @@ def test_all_decay_gone_stays_finite(library: _abi.Library) -> None:
 
 
 @pytest.mark.parametrize("head_dim", [64, 80])
-def test_many_heads_in_pairs_over_shared_keys(library: _abi.Library, head_dim: int) -> None:
-    """Enough work for every multiprocessor: two heads a CTA."""
+def test_more_heads_than_multiprocessors(library: _abi.Library, head_dim: int) -> None:
+    """Rows of all lengths, several CTAs on every multiprocessor."""
     shape = harness.ssm_shape(SsmKind.MAMBA2, heads=24, groups=2, head_dim=head_dim, state_dim=128)
     twin = PromptTwin(library, shape, ReplayConfig(window=16), "bfloat16", slots=15)
     for slot in range(15):

@@ -15,8 +15,8 @@ enum class PrefillActivation : int32_t { kBfloat16, kFloat16 };
 // How a problem maps to a launch of the scan.
 struct PrefillLaunch {
   int splits;       // CTAs that share a head's state rows
-  int warps;        // of a CTA that hold 16 state rows each
-  int stages;       // chunks of inputs in shared memory; 0: the kernel does not serve the problem
+  int warps;        // of a CTA, 16 state rows each
+  int stages;       // chunks of inputs in shared memory; 0: not even one fits
   int sharedBytes;
   size_t recordBytes;  // of workspace, GDN only
 };
@@ -25,12 +25,12 @@ struct PrefillLaunch {
 struct PrefillKernel {
   PrefillFamily family;
   PrefillActivation act;
-  int stateDim;
+  int stateDim, maxHeadDim;
   PrefillLaunch (*plan)(const PrefillParams&);
   cudaError_t (*launch)(const PrefillParams&, const PrefillLaunch&, cudaStream_t);
 };
 
-// The first built kernel that serves the problem, or null. Pure.
+// The built kernel with the fewest warps that serves the problem, or null. Pure.
 const PrefillKernel* findPrefill(PrefillFamily family, PrefillActivation act, const PrefillParams& p);
 
 // One line per built combination.

@@ -112,20 +112,6 @@ __device__ __forceinline__ void splitActivations(uint32_t (&part)[Parts<Act>::kC
   }
 }
 
-// Weights of a block of 16 tokens t as two B operands, in two parts: a lane's 16 bytes for tokens 0..7, and 32 lanes on
-// those for 8..15.
-__device__ __forceinline__ void loadWeights(uint32_t (&w)[2][4], const uint4* at) {
-  const uint4 first = at[0], second = at[32];
-  w[0][0] = first.x;
-  w[0][1] = first.y;
-  w[0][2] = second.x;
-  w[0][3] = second.y;
-  w[1][0] = first.z;
-  w[1][1] = first.w;
-  w[1][2] = second.z;
-  w[1][3] = second.w;
-}
-
 // Accumulators of all tokens of a chunk as activations into a tile of rows of tokens; `to`: this lane's row,
 // columnsFirst.
 template <class Act, int kTiles>

@@ -19,7 +19,6 @@ struct GdnPrefill {
   using Act = Act_;
   static constexpr int kStateDim = kStateDim_;
   static constexpr int kWarps = kWarps_;  // most warps of a CTA
-  using State = WarpState<kStateDim, (kStateDim == 96 || kStateDim > 128 ? 2 : 4), false>;
   static constexpr int kChunk = chunkTokens<Act, kStateDim>();
   static constexpr int kBlocks = kChunk / kBlockTokens;
   static constexpr int kKeyPitch = tilePitch(kStateDim), kValuePitch = tilePitch(16 * kWarps);
@@ -44,12 +43,7 @@ struct GdnScan {
   const int thread;
   const int warp = thread / 32, lane = thread % 32;
 
-  // Anew, so that what is computed from the thread's index is not kept in registers from chunk to chunk.
-  __device__ __forceinline__ GdnScan renewed() const {
-    int index;
-    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(index));
-    return {p, shared, index};
-  }
+  __device__ __forceinline__ GdnScan renewed() const { return {p, shared, renewedThread()}; }
 
   __device__ const HeadContext& context() const { return *reinterpret_cast<const HeadContext*>(shared); }
   __device__ char* stage(int chunk) const {
@@ -59,13 +53,13 @@ struct GdnScan {
   __device__ void loadChunk(int index) const {
     const Chunk c = Chunk::make(context().r, index, kChunk);
     const uint32_t at = sharedAddress(stage(index));
-    loadKeyTile<kChunk, Traits::kStateDim>(at, {context(), kKeys, c, p.ringRows}, c.count, thread, blockDim.x);
+    loadKeyTile<kChunk, Traits::kStateDim>(at, {context(), kKeys, c, p.ringRows}, c.count, thread);
     if (!c.pending) {
       const ChunkInput queries(context(), kQueries, c, p.ringRows);
-      loadKeyTile<kChunk, Traits::kStateDim>(at + Traits::kQueriesOffset, queries, c.count, thread, blockDim.x);
+      loadKeyTile<kChunk, Traits::kStateDim>(at + Traits::kQueriesOffset, queries, c.count, thread);
     }
-    loadValueColumns<kChunk>(at + Traits::kValuesOffset + warp * 32, Traits::kValuePitch,
-                             {context(), kValues, c, p.ringRows}, context().rowsBegin + warp * 16, c.count, lane);
+    loadValueTile<kChunk>(at + Traits::kValuesOffset, Traits::kValuePitch, {context(), kValues, c, p.ringRows},
+                          context().rowsBegin, c.count, thread);
     const char* record = reinterpret_cast<const char*>(recordOf<kChunk>(p, context().row, index, context().head));
 #pragma unroll 1
     for (int i = thread; i < static_cast<int>(sizeof(Record) / 16); i += blockDim.x) {
@@ -74,7 +68,7 @@ struct GdnScan {
   }
 
   // recalled += S k, out += S q for all tokens of the chunk.
-  __device__ void readOut(Rows& recalled, Rows& out, const typename Traits::State& state, uint32_t keys) const {
+  __device__ void readOut(Rows& recalled, Rows& out, const WarpState<Traits::kStateDim>& state, uint32_t keys) const {
     const uint32_t k = keys + columnsFirst(kPitch, lane), q = k + Traits::kQueriesOffset;
     state.template operands<3>([&](int step, const uint32_t (&part)[3][4]) {
       constexpr int kTogether = Traits::kStateDim > 128 ? 1 : 2;  // blocks, for registers
@@ -121,45 +115,22 @@ struct GdnScan {
     }
   }
 
-  // u += M known and out += W u take blocks of tokens t two at a time: four independent sums.
-  template <int kTogether>
-  __device__ void addInverse(Rows& u, const uint32_t (&part)[3][4], const Record& record, int to, int from) const {
-    uint32_t m[kTogether][3][4];
-#pragma unroll
-    for (int i = 0; i < kTogether; ++i) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const uint4 word = record.inverse[pairIndex(to + i, from)][half][lane];
-        const uint2 rest = record.inverseRest[pairIndex(to + i, from)][half][lane];
-        m[i][0][2 * half] = word.x;
-        m[i][0][2 * half + 1] = word.y;
-        m[i][1][2 * half] = word.z;
-        m[i][1][2 * half + 1] = word.w;
-        m[i][2][2 * half] = rest.x;
-        m[i][2][2 * half + 1] = rest.y;
-      }
-    }
-    addProducts<3>(&u[2 * to], part, m);
-  }
-
   __device__ void corrections(Rows& u, const Rows& known, const Record& record) const {
 #pragma unroll
     for (int from = 0; from < kBlocks; ++from) {
       uint32_t part[3][4];
       splitOperand<3>(part, known[2 * from], known[2 * from + 1]);
-      int to = from;
 #pragma unroll
-      for (; to + 1 < kBlocks; to += 2) addInverse<2>(u, part, record, to, from);
-      if (to < kBlocks) addInverse<1>(u, part, record, to, from);
+      for (int to = from; to < kBlocks; ++to) {
+        const int pair = pairIndex(to, from);
+        const uint4 first = record.inverse[pair][0][lane], second = record.inverse[pair][1][lane];
+        const uint2 firstRest = record.inverseRest[pair][0][lane], secondRest = record.inverseRest[pair][1][lane];
+        const uint32_t m[1][3][4] = {{{first.x, first.y, second.x, second.y},
+                                      {first.z, first.w, second.z, second.w},
+                                      {firstRest.x, firstRest.y, secondRest.x, secondRest.y}}};
+        addProducts<3>(&u[2 * to], part, m);
+      }
     }
-  }
-
-  template <int kTogether>
-  __device__ void addScores(Rows& out, const uint32_t (&part)[2][4], const Record& record, int to, int from) const {
-    uint32_t w[kTogether][2][4];
-#pragma unroll
-    for (int i = 0; i < kTogether; ++i) loadWeights(w[i], &record.scores[pairIndex(to + i, from)][0][lane]);
-    addProducts<2>(&out[2 * to], part, w);
   }
 
   __device__ void addCorrections(Rows& out, const Rows& u, const Record& record) const {
@@ -167,14 +138,17 @@ struct GdnScan {
     for (int from = 0; from < kBlocks; ++from) {
       uint32_t part[2][4];
       splitOperand<2>(part, u[2 * from], u[2 * from + 1]);
-      int to = from;
 #pragma unroll
-      for (; to + 1 < kBlocks; to += 2) addScores<2>(out, part, record, to, from);
-      if (to < kBlocks) addScores<1>(out, part, record, to, from);
+      for (int to = from; to < kBlocks; ++to) {
+        const int pair = pairIndex(to, from);
+        const uint4 first = record.scores[pair][0][lane], second = record.scores[pair][1][lane];
+        const uint32_t w[1][2][4] = {{{first.x, first.y, second.x, second.y}, {first.z, first.w, second.z, second.w}}};
+        addProducts<2>(&out[2 * to], part, w);
+      }
     }
   }
 
-  __device__ void advance(typename Traits::State& state, Rows& u, uint32_t keys, const Record& record) const {
+  __device__ void advance(WarpState<Traits::kStateDim>& state, Rows& u, uint32_t keys, const Record& record) const {
     scaleTokens(u, record.after, lane);
     constexpr int kSteps = Traits::kStateDim > 128 && Parts<Act>::kCount == 1 ? 1 : 2;  // blocks, for registers
 #pragma unroll
@@ -188,7 +162,7 @@ struct GdnScan {
     }
   }
 
-  __device__ void useTokens(typename Traits::State& state, char* at, const Chunk& c) const {
+  __device__ void useTokens(WarpState<Traits::kStateDim>& state, char* at, const Chunk& c) const {
     const Record& record = *reinterpret_cast<const Record*>(at + Traits::kRecordOffset);
     const uint32_t keys = sharedAddress(at);
     const uint32_t v = keys + Traits::kValuesOffset + warp * 32 + columnsFirst(Traits::kValuePitch, lane);
@@ -213,7 +187,7 @@ struct GdnScan {
   }
 
   // Committed records whose corrections the ring keeps, in float16.
-  __device__ void useRecords(typename Traits::State& state, char* at) const {
+  __device__ void useRecords(WarpState<Traits::kStateDim>& state, char* at) const {
     const Record& record = *reinterpret_cast<const Record*>(at + Traits::kRecordOffset);
     const uint32_t v =
         sharedAddress(at + Traits::kValuesOffset) + warp * 32 + columnsFirst(Traits::kValuePitch, lane);
@@ -234,7 +208,7 @@ struct GdnScan {
   __device__ bool last(int index) const { return index + 1 == context().r.chunks(kChunk); }
 
   __device__ void run() const {
-    typename Traits::State state;
+    WarpState<Traits::kStateDim> state;
     loadChunk(0);
     {
       const GdnScan begin = renewed();

@@ -111,10 +111,9 @@ struct GdnChunk {
 
   __device__ void loadKeysAndQueries() const {
     const uint32_t at = sharedAddress(shared);
-    loadKeyTile<kChunk, Traits::kStateDim>(at, input(0, kKeys), c.count, threadIdx.x, blockDim.x);
+    loadKeyTile<kChunk, Traits::kStateDim>(at, input(0, kKeys), c.count, threadIdx.x);
     if (c.pending) return;
-    loadKeyTile<kChunk, Traits::kStateDim>(at + Traits::kTileBytes, input(0, kQueries), c.count, threadIdx.x,
-                                           blockDim.x);
+    loadKeyTile<kChunk, Traits::kStateDim>(at + Traits::kTileBytes, input(0, kQueries), c.count, threadIdx.x);
   }
 
   // 1 / |x| of the warp's 16 tokens of a tile, two lanes a token.
@@ -203,8 +202,7 @@ struct GdnChunk {
   __device__ void writeLower(int which, const Products& keys, const Products& queries) const {
     const int g = lane / 4, column = 2 * (lane % 4), first = warp * kBlockTokens + g;
     uint4(*const to)[2][32] = record(which).scores;
-    const float* const rate = rates(which);
-    const float scaled[2] = {rate[first] * keyFactor()[first], rate[first + 8] * keyFactor()[first + 8]};
+    const float scaled[2] = {rates(which)[first] * keyFactor()[first], rates(which)[first + 8] * keyFactor()[first + 8]};
     const float scales[2] = {queryFactor()[first], queryFactor()[first + 8]};
     float* const matrix = lower(which);
 #pragma unroll

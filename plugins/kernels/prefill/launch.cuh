@@ -8,25 +8,28 @@
 
 namespace replayssm::prefill {
 
-constexpr int kSharedOfCta = 232448;  // bytes a CTA may take on sm_90
+constexpr int kSharedOfCta = 232448;                  // bytes a CTA may take on sm_90
+constexpr int kSharedOfMultiprocessor = 233472;       // bytes a multiprocessor has
+constexpr int kSharedOfSystem = 1024;                 // of each resident CTA
 constexpr int kFewestWarps = 2;
 
-// CTAs that share a head of `slabs` times 16 state rows: enough for a CTA to hold its share, and more while that fills
-// multiprocessors that would idle; each then makes the scores anew. 0: the rows cannot be shared so.
-inline int chooseSplits(const PrefillParams& p, int maxSlabs) {
+// With few sequences a head's rows go to several multiprocessors; each then makes the scores anew.
+inline int chooseSplits(const PrefillParams& p) {
   const int slabs = p.headDim / 16;
-  int best = 0;
-  for (int splits = 1; splits <= slabs; ++splits) {
-    if (slabs % splits != 0 || slabs / splits > maxSlabs) continue;
-    const bool idle = static_cast<int64_t>(p.rows) * p.heads * splits <= p.multiprocessors;
-    if (best == 0 || (idle && slabs / splits >= kFewestWarps)) best = splits;
+  int best = 1;
+  for (int splits = 2; slabs / splits >= kFewestWarps; ++splits) {
+    if (slabs % splits != 0) continue;
+    if (static_cast<int64_t>(p.rows) * p.heads * splits <= p.multiprocessors) best = splits;
   }
   return best;
 }
 
-// Two stages where they fit.
-inline void chooseStages(PrefillLaunch& l, int oneStage, int twoStages) {
-  l.stages = twoStages <= kSharedOfCta ? 2 : oneStage <= kSharedOfCta ? 1 : 0;
+// Two stages unless that would keep a CTA from its multiprocessor.
+inline void chooseStages(PrefillLaunch& l, const PrefillParams& p, int oneStage, int twoStages, int resident) {
+  if (static_cast<int64_t>(p.rows) * p.heads * l.splits <= p.multiprocessors) resident = 1;
+  const int share = kSharedOfMultiprocessor / resident - kSharedOfSystem;
+  const int budget = share < kSharedOfCta ? share : kSharedOfCta;
+  l.stages = twoStages <= budget ? 2 : oneStage <= kSharedOfCta ? 1 : 0;
   l.sharedBytes = l.stages == 2 ? twoStages : oneStage;
 }
 
@@ -39,42 +42,35 @@ cudaError_t launchOne(Kernel kernel, dim3 grid, int threads, int sharedBytes, co
   return cudaGetLastError();
 }
 
-template <class Act, int kStateDim, int kWarps, int kHeads>
+template <class Act, int kStateDim, int kWarps, int kResident>
 struct mamba2 {  // spelt as in supported.inc
-  using Traits = Mamba2Prefill<Act, kStateDim, kWarps, kHeads>;
+  using Traits = Mamba2Prefill<Act, kStateDim, kWarps, kResident>;
 
-  // Two heads a CTA share keys, queries and scores where there is work for all multiprocessors anyway.
   static PrefillLaunch plan(const PrefillParams& p) {
     PrefillLaunch l{};
-    l.splits = chooseSplits(p, kWarps);
-    if (l.splits == 0) return l;
-    const bool enough = static_cast<int64_t>(p.rows) * p.heads >= kHeads * static_cast<int64_t>(p.multiprocessors);
-    if (kHeads > 1 && (p.headsPerGroup % kHeads != 0 || l.splits != 1 || !enough)) return l;
-    l.warps = p.headDim / 16 / l.splits * kHeads;
-    l.sharedBytes = Traits::kSharedBytes;
-    l.stages = l.sharedBytes <= kSharedOfCta ? 2 : 0;
+    l.splits = chooseSplits(p);
+    l.warps = p.headDim / 16 / l.splits;
+    chooseStages(l, p, Traits::kOneStage, Traits::kTwoStages, kResident);
     return l;
   }
 
   static cudaError_t launch(const PrefillParams& p, const PrefillLaunch& l, cudaStream_t stream) {
-    return launchOne(mamba2PrefillKernel<Traits>, dim3(p.heads / kHeads * l.splits, p.rows),
-                     32 * (l.warps + Traits::kHelpers), l.sharedBytes, p, stream);
+    return launchOne(mamba2PrefillKernel<Traits>, dim3(p.heads * l.splits, p.rows), 32 * l.warps, l.sharedBytes, p,
+                     stream);
   }
 };
 
-template <class Act, int kStateDim, int kWarps, int kHeads>
+template <class Act, int kStateDim, int kWarps, int kResident>
 struct gdn {
-  static_assert(kHeads == 1, "a CTA holds one head");
   using Traits = GdnPrefill<Act, kStateDim, kWarps>;
   using Prepare = GdnPrepare<Act, kStateDim>;
   static constexpr int kChunk = Traits::kChunk;
 
   static PrefillLaunch plan(const PrefillParams& p) {
     PrefillLaunch l{};
-    l.splits = chooseSplits(p, kWarps);
-    if (l.splits == 0) return l;
+    l.splits = chooseSplits(p);
     l.warps = p.headDim / 16 / l.splits;
-    chooseStages(l, Traits::kOneStage, Traits::kTwoStages);
+    chooseStages(l, p, Traits::kOneStage, Traits::kTwoStages, kResident);
     l.recordBytes = static_cast<size_t>(p.rows) * recordChunks(p.window, p.tokens, kChunk) * p.heads *
                     sizeof(GdnRecord<kChunk>);
     return l;

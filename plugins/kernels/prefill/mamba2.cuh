@@ -1,13 +1,11 @@
-// The prompt scan of Mamba-2 (state-space duality): one CTA one or two heads of a group (or a share of a head's state
-// rows), chunk after chunk.
+// The prompt scan of Mamba-2 (state-space duality): one CTA a head (or a share of its state rows), chunk after chunk.
 //
 //   o_t = exp(sum_{i<=t} l_i) S q_t + sum_{j<=t} <q_t, k_j> dt_j exp(sum_{j<i<=t} l_i) x_j + D x_t,   l = dt a
 //   S  <- exp(sum l) S + sum_j dt_j exp(sum_{i>j} l_i) x_j k_j^T
 //
-// Two kinds of warps, one chunk apart. Helpers ask for a chunk's inputs, make its decay tables and its scores <q, k>,
-// once for all heads of the CTA, and leave the scores weighed and split in the order in which they are read as
-// operands. Meanwhile each state warp uses the chunk before: it needs only its own 16 rows of the state and of x.
-// Committed records are a chunk without outputs.
+// All warps compute scores <q, k> and leave them, weighed and split, in shared memory in the order in which they are
+// read as operands; then each warp needs only its own 16 rows of the state and of x. Committed records are a chunk
+// without outputs.
 #pragma once
 
 #include "decay.cuh"
@@ -15,140 +13,109 @@
 
 namespace replayssm {
 
-template <class Act_, int kStateDim_, int kWarps_, int kHeads_>
+template <class Act_, int kStateDim_, int kWarps_, int kResident_>
 struct Mamba2Prefill {
   using Act = Act_;
   static constexpr int kStateDim = kStateDim_;  // N
-  static constexpr int kWarps = kWarps_;        // most state warps of a head
-  static constexpr int kHeads = kHeads_;        // of a CTA, of one group
-  using State = WarpState<kStateDim, 2, (kStateDim > 128)>;
-  // Warps that help: two and what completes four, in which registers are dealt out.
-  static constexpr int kHelpers = (kWarps * kHeads + 5) / 4 * 4 - kWarps * kHeads;
-  static constexpr int kThreads = 32 * (kWarps * kHeads + kHelpers);
+  static constexpr int kWarps = kWarps_;        // most warps of a CTA
+  static constexpr int kResident = kResident_;  // CTAs a multiprocessor shall hold
   static constexpr int kChunk = chunkTokens<Act, kStateDim>();
   static constexpr int kBlocks = kChunk / kBlockTokens;
   static constexpr int kKeyPitch = tilePitch(kStateDim), kValuePitch = tilePitch(16 * kWarps);
   static constexpr int kScorePairs = kBlocks * (kBlocks + 1) / 2;  // 16x16 blocks on and below the diagonal
-  // A helper's blocks at a time.
-  static constexpr int kScoreGroup = kStateDim * Parts<Act>::kCount > 128 ? 1 : 3;
-  static constexpr int kScoreBytes = kScorePairs * 2 * 32 * 16;  // of a head and chunk
-  static constexpr int kValueBytes = kChunk * kValuePitch;       // likewise
+  static constexpr int kScoreGroup = (kScorePairs + kWarps - 1) / kWarps;
 
-  // Shared memory, bytes from its beginning: contexts, the state warps' chunk counters, tables, vectors and scores of
-  // two chunks, outputs, two stages of keys, queries, and x head by head.
-  static constexpr int kCountersOffset = kHeads * kContextBytes;
-  static constexpr int kTablesOffset = kCountersOffset + 64;
-  static constexpr int kVectorsOffset = kTablesOffset + kHeads * sizeof(DecayTables<kChunk>);
-  static constexpr int kScoresOffset = kVectorsOffset + 2 * kHeads * sizeof(DecayVectors<kChunk>);
-  static constexpr int kOutputsOffset = kScoresOffset + 2 * kHeads * kScoreBytes;
-  static constexpr int kStageOffset = kOutputsOffset + kHeads * kValueBytes;
+  // Shared memory, bytes from its beginning; the context comes first. A stage: keys, queries, x.
+  static constexpr int kTablesOffset = kContextBytes;
+  static constexpr int kVectorsOffset = kTablesOffset + sizeof(DecayTables<kChunk>);
+  static constexpr int kScoresOffset = kVectorsOffset + 2 * sizeof(DecayVectors<kChunk>);
+  static constexpr int kOutputsOffset = kScoresOffset + kScorePairs * 2 * 32 * 16;
+  static constexpr int kStageOffset = kOutputsOffset + kChunk * kValuePitch;
   static constexpr int kQueriesOffset = kChunk * kKeyPitch;
   static constexpr int kValuesOffset = 2 * kQueriesOffset;
-  static constexpr int kStageBytes = kValuesOffset + kHeads * kValueBytes;
-  static constexpr int kSharedBytes = kStageOffset + 2 * kStageBytes;
+  static constexpr int kStageBytes = kValuesOffset + kChunk * kValuePitch;
+  static constexpr int kOneStage = kStageOffset + kStageBytes, kTwoStages = kOneStage + kStageBytes;
 };
 
-// Shared memory of a CTA, as both kinds of warps see it.
 template <class Traits>
-struct Mamba2Shared {
-  static constexpr int kChunk = Traits::kChunk;
-  char* const base;
-
-  __device__ HeadContext& context(int head) const {
-    return *reinterpret_cast<HeadContext*>(base + head * kContextBytes);
-  }
-  // Of a state warp; the state leaves no register for it.
-  __device__ int& counter(int place) const { return reinterpret_cast<int*>(base + Traits::kCountersOffset)[place]; }
-  __device__ DecayTables<kChunk>& tables(int head) const {
-    return reinterpret_cast<DecayTables<kChunk>*>(base + Traits::kTablesOffset)[head];
-  }
-  __device__ DecayVectors<kChunk>& vectors(int chunk, int head) const {
-    return reinterpret_cast<DecayVectors<kChunk>*>(base + Traits::kVectorsOffset)[(chunk & 1) * Traits::kHeads + head];
-  }
-  // A lane's 16 bytes of a block's operands: leading and trailing parts of 8 tokens t.
-  __device__ uint4* scores(int chunk, int head, int to, int from, int half, int lane) const {
-    char* const at = base + Traits::kScoresOffset + ((chunk & 1) * Traits::kHeads + head) * Traits::kScoreBytes;
-    return reinterpret_cast<uint4*>(at) + ((to * (to + 1) / 2 + from) * 2 + half) * 32 + lane;
-  }
-  __device__ uint32_t outputs(int head) const {
-    return sharedAddress(base) + Traits::kOutputsOffset + head * Traits::kValueBytes;
-  }
-  __device__ uint32_t keys(int chunk) const {
-    return sharedAddress(base) + Traits::kStageOffset + (chunk & 1) * Traits::kStageBytes;
-  }
-  __device__ uint32_t queries(int chunk) const { return keys(chunk) + Traits::kQueriesOffset; }
-  __device__ uint32_t values(int chunk, int head) const {
-    return keys(chunk) + Traits::kValuesOffset + head * Traits::kValueBytes;
-  }
-  __device__ Chunk chunk(int index) const { return Chunk::make(context(0).r, index, kChunk); }
-  __device__ bool last(int index) const { return index + 1 == context(0).r.chunks(kChunk); }
-};
-
-// All warps of the CTA, or its helpers.
-__device__ __forceinline__ void syncAll() { asm volatile("bar.sync 0, %0;" ::"r"(blockDim.x) : "memory"); }
-template <int kHelpers>
-__device__ __forceinline__ void syncHelpers() {
-  asm volatile("bar.sync 1, %0;" ::"n"(32 * kHelpers) : "memory");
-}
-
-template <class Traits>
-struct Mamba2Helper {
+struct Mamba2Scan {
   using Act = typename Traits::Act;
   static constexpr int kChunk = Traits::kChunk, kBlocks = Traits::kBlocks, kPitch = Traits::kKeyPitch;
-  static constexpr int kHelpers = Traits::kHelpers;
   using Decays = LogDecays<kChunk>;
 
   const PrefillParams& p;
-  const Mamba2Shared<Traits> shared;
-  const int warp, lane, slabs;  // warp among the helpers; state warps of a head
+  char* const shared;
+  const int thread;
+  const int warp = thread / 32, lane = thread % 32;
 
-  __device__ void loadChunk(int index) const {
-    const Chunk c = shared.chunk(index);
-    const int thread = warp * 32 + lane;
-    const ChunkInput keys(shared.context(0), kKeys, c, p.ringRows);
-    loadKeyTile<kChunk, Traits::kStateDim>(shared.keys(index), keys, c.count, thread, 32 * kHelpers);
-    if (!c.pending) {
-      const ChunkInput queries(shared.context(0), kQueries, c, p.ringRows);
-      loadKeyTile<kChunk, Traits::kStateDim>(shared.queries(index), queries, c.count, thread, 32 * kHelpers);
-    }
-    for (int i = warp; i < slabs * Traits::kHeads; i += kHelpers) {
-      const int head = i / slabs, slab = i % slabs;
-      loadValueColumns<kChunk>(shared.values(index, head) + slab * 32, Traits::kValuePitch,
-                               {shared.context(head), kValues, c, p.ringRows},
-                               shared.context(head).rowsBegin + slab * 16, c.count, lane);
-    }
+  __device__ __forceinline__ Mamba2Scan renewed() const { return {p, shared, renewedThread()}; }
+
+  __device__ const HeadContext& context() const { return *reinterpret_cast<const HeadContext*>(shared); }
+  __device__ Chunk chunk(int index) const { return Chunk::make(context().r, index, kChunk); }
+  __device__ DecayTables<kChunk>& tables() const {
+    return *reinterpret_cast<DecayTables<kChunk>*>(shared + Traits::kTablesOffset);
+  }
+  __device__ DecayVectors<kChunk>& vectors(int chunk) const {
+    return reinterpret_cast<DecayVectors<kChunk>*>(shared + Traits::kVectorsOffset)[chunk & 1];
+  }
+  __device__ uint4* scores(int to, int from, int half) const {
+    const int block = to * (to + 1) / 2 + from;
+    return reinterpret_cast<uint4*>(shared + Traits::kScoresOffset) + (block * 2 + half) * 32 + lane;
+  }
+  __device__ char* stage(int chunk) const {
+    return shared + Traits::kStageOffset + (p.stages == 2 ? chunk & 1 : 0) * Traits::kStageBytes;
   }
 
-  __device__ void writeTables(int index, int head) const {
-    const HeadContext& context = shared.context(head);
-    const Chunk c = shared.chunk(index);
-    const ChunkInput dt(context, kDecays, c, p.ringRows);
+  __device__ void loadChunk(int index) const {
+    const Chunk c = chunk(index);
+    const uint32_t at = sharedAddress(stage(index));
+    loadKeyTile<kChunk, Traits::kStateDim>(at, {context(), kKeys, c, p.ringRows}, c.count, thread);
+    if (!c.pending) {
+      const ChunkInput queries(context(), kQueries, c, p.ringRows);
+      loadKeyTile<kChunk, Traits::kStateDim>(at + Traits::kQueriesOffset, queries, c.count, thread);
+    }
+    loadValueTile<kChunk>(at + Traits::kValuesOffset, Traits::kValuePitch, {context(), kValues, c, p.ringRows},
+                          context().rowsBegin, c.count, thread);
+  }
+
+  __device__ Decays loadDecays(int index) const {
+    const Chunk c = chunk(index);
+    const ChunkInput dt(context(), kDecays, c, p.ringRows);
     Decays d;
 #pragma unroll
     for (int word = 0; word < Decays::kWords; ++word) {
       const int token = lane + 32 * word;
       d.factor[word] = token < c.count ? dt.scalar(token) : 0.0f;
-      d.log[word] = d.factor[word] > 0.0f ? d.factor[word] * context.rate : 0.0f;  // 0 * -infinity is not a number
+    }
+    return d;
+  }
+
+  __device__ void writeTables(Decays d, int chunk) const {
+    const float a = context().rate;
+#pragma unroll
+    for (int word = 0; word < Decays::kWords; ++word) {
+      d.log[word] = d.factor[word] > 0.0f ? d.factor[word] * a : 0.0f;  // 0 * -infinity is not a number
     }
 #pragma unroll 1
-    for (int block = warp; block < kBlocks; block += kHelpers) {
-      writeDecays<false>(shared.tables(head), shared.vectors(index, head), d, block, lane);
+    for (int block = warp; block < kBlocks; block += blockDim.x / 32) {
+      writeDecays<false>(tables(), vectors(chunk), d, block, lane);
     }
   }
 
-  // Blocks first, first + kHelpers, ... of the scores, together to hide their latencies.
-  __device__ void writeScores(int index, int first) const {
+  // Blocks first, first + stride, ... of the scores as operands, together to hide their latencies: for each half of 8
+  // tokens t, leading and trailing parts.
+  __device__ void scoreGroup(uint32_t keys, int first, int stride) const {
     constexpr int kGroup = Traits::kScoreGroup;
     uint32_t q[kGroup], k[kGroup];
     int to[kGroup], from[kGroup];
     float sum[kGroup][2][4] = {};
 #pragma unroll
     for (int i = 0; i < kGroup; ++i) {
-      const int block = min(first + i * kHelpers, Traits::kScorePairs - 1);  // beyond the last: once more, not stored
+      const int block = min(first + i * stride, Traits::kScorePairs - 1);  // beyond the last: once more, not stored
       to[i] = (block >= 1) + (block >= 3) + (block >= 6);
       from[i] = block - to[i] * (to[i] + 1) / 2;
-      q[i] = shared.queries(index) + to[i] * 16 * kPitch + rowsFirst(kPitch, lane);
-      k[i] = shared.keys(index) + from[i] * 16 * kPitch + columnsFirst(kPitch, lane);
+      q[i] = keys + Traits::kQueriesOffset + to[i] * 16 * kPitch + rowsFirst(kPitch, lane);
+      k[i] = keys + from[i] * 16 * kPitch + columnsFirst(kPitch, lane);
     }
 #pragma unroll
     for (int step = 0; step < Traits::kStateDim / 16; ++step) {
@@ -164,67 +131,31 @@ struct Mamba2Helper {
     }
 #pragma unroll
     for (int i = 0; i < kGroup; ++i) {
-      if (first + i * kHelpers >= Traits::kScorePairs) break;
+      if (first + i * stride >= Traits::kScorePairs) break;
+      const float one[2] = {1.0f, 1.0f};
+      weighScores<kChunk>(sum[i], tables(), to[i], from[i], one, lane);
 #pragma unroll
-      for (int head = 0; head < Traits::kHeads; ++head) storeScores(index, head, to[i], from[i], sum[i]);
+      for (int half = 0; half < 2; ++half) {  // of the tokens t
+        uint32_t left[2], right[2];
+        splitPair<2>(left, sum[i][0][2 * half], sum[i][0][2 * half + 1]);
+        splitPair<2>(right, sum[i][1][2 * half], sum[i][1][2 * half + 1]);
+        *scores(to[i], from[i], half) = make_uint4(left[0], right[0], left[1], right[1]);
+      }
     }
   }
 
-  __device__ void storeScores(int index, int head, int to, int from, const float (&raw)[2][4]) const {
-    float weighed[2][4];
-#pragma unroll
-    for (int e = 0; e < 8; ++e) weighed[e / 4][e % 4] = raw[e / 4][e % 4];
-    const float one[2] = {1.0f, 1.0f};
-    weighScores<kChunk>(weighed, shared.tables(head), to, from, one, lane);
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {  // of the tokens t
-      uint32_t left[2], right[2];
-      splitPair<2>(left, weighed[0][2 * half], weighed[0][2 * half + 1]);
-      splitPair<2>(right, weighed[1][2 * half], weighed[1][2 * half + 1]);
-      *shared.scores(index, head, to, from, half, lane) = make_uint4(left[0], right[0], left[1], right[1]);
-    }
-  }
-
-  __device__ void prepare(int index) const {
-    loadChunk(index);
-    for (int head = 0; head < Traits::kHeads; ++head) writeTables(index, head);
-    loadsDrain();
-    syncHelpers<kHelpers>();
-    if (shared.chunk(index).pending) return;
+  __device__ void scoreBlocks(uint32_t keys) const {
+    const int warps = blockDim.x / 32;
 #pragma unroll 1
-    for (int first = warp; first < Traits::kScorePairs; first += Traits::kScoreGroup * kHelpers) {
-      writeScores(index, first);
+    for (int first = warp; first < Traits::kScorePairs; first += Traits::kScoreGroup * warps) {
+      scoreGroup(keys, first, warps);
     }
   }
-
-  __device__ void run() const {
-    prepare(0);
-    syncAll();
-#pragma unroll 1
-    for (int i = 0; !shared.last(i); ++i) {
-      prepare(i + 1);
-      syncAll();
-    }
-  }
-};
-
-template <class Traits>
-struct Mamba2State {
-  using Act = typename Traits::Act;
-  static constexpr int kChunk = Traits::kChunk, kBlocks = Traits::kBlocks, kPitch = Traits::kKeyPitch;
-  static constexpr int kValuePitch = Traits::kValuePitch;
-
-  const PrefillParams& p;
-  const Mamba2Shared<Traits> shared;
-  const int head, slab, lane;
-
-  // Index of the chunk in hand.
-  __device__ int& counter() const { return shared.counter(head * Traits::kWarps + slab); }
 
   // out[tile][e]: outputs of tokens 8 tile.. for the warp's rows.
-  __device__ void outputs(float (&out)[kChunk / 8][4], const typename Traits::State& state, int index, uint32_t x,
-                          const DecayVectors<kChunk>& decay, float skip) const {
-    const uint32_t q = shared.queries(index) + columnsFirst(kPitch, lane);
+  __device__ void outputs(float (&out)[kChunk / 8][4], const WarpState<Traits::kStateDim>& state, uint32_t keys,
+                          uint32_t x, const DecayVectors<kChunk>& decay, float skip) const {
+    const uint32_t q = keys + Traits::kQueriesOffset + columnsFirst(kPitch, lane);
     state.template operands<2>([&](int step, const uint32_t (&part)[2][4]) {
       constexpr int kTogether = kBlocks / Parts<Act>::kCount;
 #pragma unroll
@@ -248,7 +179,7 @@ struct Mamba2State {
 #pragma unroll
     for (int from = 0; from < kBlocks; ++from) {
       uint32_t raw[4], value[Parts<Act>::kCount][4];
-      loadTilesTransposed(raw, x + from * 16 * kValuePitch);
+      loadTilesTransposed(raw, x + from * 16 * Traits::kValuePitch);
       splitActivations<Act>(value, raw);
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
@@ -256,25 +187,18 @@ struct Mamba2State {
         o[0] = fmaf(skip, Activation<Act>::low(raw[e]), o[0]);
         o[1] = fmaf(skip, Activation<Act>::high(raw[e]), o[1]);
       }
-      int to = from;
 #pragma unroll
-      for (; to + 1 < kBlocks; to += 2) addScores<2>(out, value, index, to, from);
-      if (to < kBlocks) addScores<1>(out, value, index, to, from);
+      for (int to = from; to < kBlocks; ++to) {
+        const uint4 first = *scores(to, from, 0), second = *scores(to, from, 1);
+        const uint32_t weight[1][2][4] = {{{first.x, first.y, second.x, second.y},
+                                           {first.z, first.w, second.z, second.w}}};
+        addProducts<2>(&out[2 * to], value, weight);
+      }
     }
   }
 
-  // Blocks of tokens t two at a time: four independent sums.
-  template <int kTogether>
-  __device__ void addScores(float (&out)[kChunk / 8][4], const uint32_t (&value)[Parts<Act>::kCount][4], int index,
-                            int to, int from) const {
-    uint32_t w[kTogether][2][4];
-#pragma unroll
-    for (int i = 0; i < kTogether; ++i) loadWeights(w[i], shared.scores(index, head, to + i, from, 0, lane));
-    addProducts<2>(&out[2 * to], value, w);
-  }
-
   // Adds the chunk to the state, few blocks of tokens at a time to spare registers.
-  __device__ void advance(typename Traits::State& state, uint32_t keys, uint32_t x,
+  __device__ void advance(WarpState<Traits::kStateDim>& state, uint32_t keys, uint32_t x,
                           const DecayVectors<kChunk>& decay) const {
     constexpr int kSteps = Traits::kStateDim > 128 && Parts<Act>::kCount == 1 ? 1 : 2;
 #pragma unroll
@@ -284,7 +208,7 @@ struct Mamba2State {
       for (int step = 0; step < kSteps; ++step) {
         const int block = first + step;
         uint32_t raw[4];
-        loadTilesTransposed(raw, x + block * 16 * kValuePitch);
+        loadTilesTransposed(raw, x + block * 16 * Traits::kValuePitch);
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
           const float2 w = *reinterpret_cast<const float2*>(&decay.after[16 * block + e / 2 * 8 + 2 * (lane % 4)]);
@@ -298,88 +222,69 @@ struct Mamba2State {
     }
   }
 
-  __device__ void useChunk(typename Traits::State& state, int index) const {
-    const DecayVectors<kChunk>& decay = shared.vectors(index, head);
-    const uint32_t x = shared.values(index, head) + slab * 32 + columnsFirst(kValuePitch, lane);
-    if (!shared.chunk(index).pending) {
-      const HeadContext& context = shared.context(head);
+  // After the barrier that ends the score phase.
+  __device__ void useChunk(WarpState<Traits::kStateDim>& state, int index) const {
+    const Chunk c = chunk(index);
+    const DecayVectors<kChunk>& decay = vectors(index);
+    constexpr int kValuePitch = Traits::kValuePitch;
+    const uint32_t keys = sharedAddress(stage(index));
+    const uint32_t x = keys + Traits::kValuesOffset + warp * 32 + columnsFirst(kValuePitch, lane);
+    if (!c.pending) {
       float out[kChunk / 8][4] = {};
-      outputs(out, state, index, x, decay, context.skip);
-      const uint32_t columns = shared.outputs(head) + slab * 32;
-      __syncwarp();
+      outputs(out, state, keys, x, decay, context().skip);
+      const uint32_t columns = sharedAddress(shared) + Traits::kOutputsOffset + warp * 32;
       storePacked<Act>(out, columns + columnsFirst(kValuePitch, lane), kValuePitch);
       __syncwarp();
-      storeOutputs<kChunk>(p, columns, kValuePitch, context, context.rowsBegin + slab * 16, shared.chunk(index),
-                           lane);
+      storeOutputs<kChunk>(p, columns, kValuePitch, context(), context().rowsBegin + warp * 16, c, lane);
     }
-    advance(state, shared.keys(index), x, decay);
+    advance(state, keys, x, decay);
+  }
+
+  __device__ bool last(int index) const { return index + 1 == context().r.chunks(kChunk); }
+
+  __device__ void run() const {
+    WarpState<Traits::kStateDim> state;
+    loadChunk(0);
+    renewed().writeTables(loadDecays(0), 0);
+    {
+      const Mamba2Scan begin = renewed();
+      readState(state, p, context(), context().rowsBegin + begin.warp * 16, begin.lane);
+    }
+#pragma unroll 1
+    for (int i = 0;; ++i) {
+      loadsDrain();
+      __syncthreads();
+      Decays next{};
+      if (!last(i)) next = renewed().loadDecays(i + 1);
+      if (!last(i) && p.stages == 2) renewed().loadChunk(i + 1);
+      if (!chunk(i).pending) renewed().scoreBlocks(sharedAddress(stage(i)));
+      __syncthreads();
+      if (!last(i)) renewed().writeTables(next, i + 1);
+      renewed().useChunk(state, i);
+      if (last(i)) break;
+      if (p.stages == 1) {
+        __syncthreads();
+        renewed().loadChunk(i + 1);
+      }
+    }
+    const Mamba2Scan end = renewed();
+    writeState(state, p, context(), context().rowsBegin + end.warp * 16, end.lane);
   }
 };
 
-// State warps of a head.
+// Grid: heads * splits, rows.
 template <class Traits>
-__device__ __forceinline__ int slabsOf() {
-  return (blockDim.x / 32 - Traits::kHelpers) / Traits::kHeads;
-}
-
-// The thread's part of a CTA, anew.
-template <class Traits>
-__device__ __forceinline__ Mamba2State<Traits> renewedState(const PrefillParams& p, char* shared) {
-  const int thread = renewedThread(reinterpret_cast<const HeadContext*>(shared)->zero);
-  const int warp = thread / 32, slabs = slabsOf<Traits>();
-  const int head = Traits::kHeads == 1 ? 0 : warp >= slabs;
-  return {p, {shared}, head, warp - head * slabs, thread % 32};
-}
-
-template <class Traits>
-__device__ __forceinline__ void runState(const PrefillParams& p, char* base) {
-  const Mamba2Shared<Traits> shared{base};
-  typename Traits::State state;
-  {
-    const Mamba2State<Traits> begin = renewedState<Traits>(p, base);
-    const HeadContext& context = shared.context(begin.head);
-    readState(state, p, context, context.rowsBegin + begin.slab * 16, begin.lane);
-    begin.counter() = 0;
-  }
-  syncAll();
-  while (true) {
-    {
-      const Mamba2State<Traits> part = renewedState<Traits>(p, base);
-      part.useChunk(state, part.counter());
-    }
-    int& counter = renewedState<Traits>(p, base).counter();
-    const int index = counter;
-    if (shared.last(index)) break;
-    __syncwarp();
-    counter = index + 1;
-    syncAll();
-  }
-  const Mamba2State<Traits> end = renewedState<Traits>(p, base);
-  const HeadContext& context = shared.context(end.head);
-  writeState(state, p, context, context.rowsBegin + end.slab * 16, end.lane);
-}
-
-// Grid: heads / kHeads * splits, rows.
-template <class Traits>
-__global__ void __launch_bounds__(Traits::kThreads, 1)
+__global__ void __launch_bounds__(32 * Traits::kWarps, Traits::kResident)
     mamba2PrefillKernel(const __grid_constant__ PrefillParams p) {
-  static_assert(Traits::kHeads == 1 || Traits::kHeads == 2, "renewedState tells two heads apart");
   extern __shared__ __align__(128) char shared[];
-  const int first = blockIdx.x / p.splits * Traits::kHeads, row = blockIdx.y;
-  const int slabs = slabsOf<Traits>(), rowsBegin = blockIdx.x % p.splits * slabs * 16;
+  const int head = blockIdx.x / p.splits, row = blockIdx.y;
+  const int rowsHere = blockDim.x / 2, rowsBegin = blockIdx.x % p.splits * rowsHere;
   const PromptRow r = PromptRow::load(p, row);
-  for (int head = 0; head < Traits::kHeads; ++head) storeZeros(p, row, first + head, rowsBegin, slabs * 16, r.tokens);
+  storeZeros(p, row, head, rowsBegin, rowsHere, r.tokens);
   if (r.slot < 0) return;
-  if (threadIdx.x < Traits::kHeads) {
-    Mamba2Shared<Traits>{shared}.context(threadIdx.x).fill(p, r, row, first + threadIdx.x, rowsBegin, false);
-  }
+  if (threadIdx.x == 0) reinterpret_cast<HeadContext*>(shared)->fill(p, r, row, head, rowsBegin, false);
   __syncthreads();
-  const int helper = static_cast<int>(threadIdx.x / 32) - slabs * Traits::kHeads;
-  if (helper >= 0) {
-    Mamba2Helper<Traits>{p, {shared}, helper, static_cast<int>(threadIdx.x % 32), slabs}.run();
-  } else {
-    runState<Traits>(p, shared);
-  }
+  Mamba2Scan<Traits>{p, shared, static_cast<int>(threadIdx.x)}.run();
 }
 
 }  // namespace replayssm

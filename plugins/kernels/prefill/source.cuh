@@ -16,10 +16,11 @@ constexpr __host__ __device__ int chunkTokens() {
 
 constexpr __host__ __device__ int tilePitch(int elements) { return elements * 2 + 16; }  // bytes; rows on all banks
 
-// The thread's index, anew: what is computed from it is not kept in registers from phase to phase. `zero` lies in
-// shared memory, where the compiler cannot know it.
-__device__ __forceinline__ int renewedThread(const int& zero) {
-  return static_cast<int>(threadIdx.x) + *const_cast<const volatile int*>(&zero);
+// The thread's index, anew: what is computed from it is not kept in registers from phase to phase.
+__device__ __forceinline__ int renewedThread() {
+  int thread;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+  return thread;
 }
 
 // What one row is about. Inactive rows have slot -1 and no tokens.
@@ -86,7 +87,7 @@ enum InputName { kKeys, kQueries, kValues, kDecays, kRates, kKeyFactors, kInputs
 // state leaves no registers for it.
 struct HeadContext {
   PromptRow r;
-  int row, head, group, zero;
+  int row, head, group;
   int rowsBegin;     // the first of the CTA's state rows of the head
   float rate, skip;  // Mamba-2: a and D of the head
   Input prompt[kInputs], record[kInputs];
@@ -97,7 +98,6 @@ struct HeadContext {
     row = row_;
     head = head_;
     group = head / p.headsPerGroup;
-    zero = 0;
     prompt[kKeys] = Input::prompt(p.k, row, group, 2);
     prompt[kQueries] = Input::prompt(p.q, row, group, 2);
     prompt[kValues] = Input::prompt(p.value, row, head, 2);
@@ -167,18 +167,17 @@ __device__ __forceinline__ void loadTileColumn(uint32_t tile, int pitch, const C
   }
 }
 
-// Keys or queries of a chunk, by `threads` threads.
+// Keys or queries of a chunk.
 template <int kChunk, int kStateDim>
-__device__ __forceinline__ void loadKeyTile(uint32_t tile, const ChunkInput& input, int count, int thread,
-                                            int threads) {
+__device__ __forceinline__ void loadKeyTile(uint32_t tile, const ChunkInput& input, int count, int thread) {
   constexpr int kPieces = kStateDim / 8;
   if constexpr ((kPieces & (kPieces - 1)) == 0) {  // a thread keeps its column
     const int piece = thread % kPieces;
     loadTileColumn<kChunk>(tile + piece * 16, tilePitch(kStateDim), input, piece * 16, thread / kPieces,
-                           threads / kPieces, count);
+                           blockDim.x / kPieces, count);
   } else {
 #pragma unroll 1
-    for (int i = thread; i < kChunk * kPieces; i += threads) {
+    for (int i = thread; i < kChunk * kPieces; i += blockDim.x) {
       const int token = i / kPieces, piece = i % kPieces;
       const bool live = token < count;
       pieceOrZeros(tile + token * tilePitch(kStateDim) + piece * 16, input.at(live ? token : 0) + piece * 16, live);
@@ -186,11 +185,12 @@ __device__ __forceinline__ void loadKeyTile(uint32_t tile, const ChunkInput& inp
   }
 }
 
-// Sixteen columns of the values of a chunk, from element `element`, by a warp: two pieces a token.
+// Elements begin.. of the values of a chunk: every warp of the CTA its 16, two pieces a token.
 template <int kChunk>
-__device__ __forceinline__ void loadValueColumns(uint32_t columns, int pitch, const ChunkInput& input, int element,
-                                                 int count, int lane) {
-  loadTileColumn<kChunk>(columns + lane % 2 * 16, pitch, input, element * 2 + lane % 2 * 16, lane / 2, 16, count);
+__device__ __forceinline__ void loadValueTile(uint32_t tile, int pitch, const ChunkInput& input, int begin, int count,
+                                              int thread) {
+  const int piece = thread / 32 * 2 + thread % 2;
+  loadTileColumn<kChunk>(tile + piece * 16, pitch, input, begin * 2 + piece * 16, thread % 32 / 2, 16, count);
 }
 
 // The warp's 16 columns of an output tile (`tile` is their address in shared memory) to global memory, 32 bytes a

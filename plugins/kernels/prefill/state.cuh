@@ -6,11 +6,8 @@
 
 namespace replayssm {
 
-// kPairs of tiles are advanced together: twice as many independent sums. kPaced keeps the compiler from asking for the
-// operands of all steps at once, where registers are short.
-template <int kStateDim_, int kPairs, bool kPaced>
+template <int kStateDim>
 struct WarpState {
-  static constexpr int kStateDim = kStateDim_;
   static constexpr int kTiles = kStateDim / 8;
   float tile[kTiles][4];  // rows lane / 4 and + 8, columns 2 (lane % 4) and + 1 of each tile
 
@@ -54,7 +51,6 @@ struct WarpState {
       uint32_t part[kParts][4];
       splitOperand<kParts>(part, tile[2 * step], tile[2 * step + 1]);
       use(step, part);
-      if (kPaced && step % 2 == 1) __syncwarp();
     }
   }
 
@@ -64,12 +60,10 @@ struct WarpState {
   template <class Act, int kSteps>
   __device__ __forceinline__ void advance(float total, const uint32_t (&values)[kSteps][3][4], uint32_t keys,
                                           int lane) {
-    constexpr int kPitch = tilePitch(kStateDim);
-    static_assert(kTiles % (2 * kPairs) == 0, "whole groups of tiles");
+    constexpr int kPitch = tilePitch(kStateDim), kPairs = 2;
     const uint32_t base = keys + rowsFirst(kPitch, lane);
 #pragma unroll
     for (int i = 0; i < kTiles; i += 2 * kPairs) {
-      if (kPaced) __syncwarp();
       float sum[2 * kPairs][4] = {};
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) {
@@ -92,34 +86,32 @@ struct WarpState {
 };
 
 // The head's state before the first chunk, warp rows first..first + 15.
-template <class State>
-__device__ __forceinline__ void readState(State& state, const PrefillParams& p,
+template <int kStateDim>
+__device__ __forceinline__ void readState(WarpState<kStateDim>& state, const PrefillParams& p,
                                           const HeadContext& context, int first, int lane) {
   const PromptRow& r = context.r;
-  const int64_t stateRow = static_cast<int64_t>(context.head) * p.headDim + first + lane / 4;
-  const int64_t at = stateRow * State::kStateDim + 2 * (lane % 4);
+  const int64_t at = (static_cast<int64_t>(context.head) * p.headDim + first + lane / 4) * kStateDim + 2 * (lane % 4);
   if ((r.flags & kFromZero) != 0) {
     state.zero();
   } else if ((r.flags & kFromCarry) != 0) {
     state.read(p.carry + p.carryIndex[context.row * p.carryIndexStride] * p.carryStride + at);
   } else if (p.staged != nullptr) {
-    state.read(p.staged + static_cast<int64_t>(context.row) * p.heads * p.headDim * State::kStateDim + at);
+    state.read(p.staged + static_cast<int64_t>(context.row) * p.heads * p.headDim * kStateDim + at);
   } else {
     state.read(p.checkpoint + r.slot * p.checkpointSlotStride + at);
   }
 }
 
 // The state after the last chunk.
-template <class State>
-__device__ __forceinline__ void writeState(const State& state, const PrefillParams& p,
+template <int kStateDim>
+__device__ __forceinline__ void writeState(const WarpState<kStateDim>& state, const PrefillParams& p,
                                            const HeadContext& context, int first, int lane) {
   const PromptRow& r = context.r;
-  const int64_t stateRow = static_cast<int64_t>(context.head) * p.headDim + first + lane / 4;
-  const int64_t at = stateRow * State::kStateDim + 2 * (lane % 4);
+  const int64_t at = (static_cast<int64_t>(context.head) * p.headDim + first + lane / 4) * kStateDim + 2 * (lane % 4);
   if ((r.flags & kToCarry) != 0) {
     state.write(p.carry + p.carryIndex[context.row * p.carryIndexStride] * p.carryStride + at);
   } else if (p.staged != nullptr) {
-    state.write(p.staged + static_cast<int64_t>(context.row) * p.heads * p.headDim * State::kStateDim + at);
+    state.write(p.staged + static_cast<int64_t>(context.row) * p.heads * p.headDim * kStateDim + at);
   } else {
     state.write(p.checkpoint + r.slot * p.checkpointSlotStride + at);
   }
