@@ -31,7 +31,7 @@ DUMPED = {
     "tool_calls": None,
 }  # fmt: skip
 ITEM = {
-    "id": "msg_1", "type": "message", "role": "assistant", "status": "completed",
+    "id": "msg_1", "type": "message", "role": "assistant", "status": "completed", "phase": None,
     "content": [{"type": "output_text", "text": "ba", "annotations": [], "logprobs": None}],
 }  # fmt: skip
 

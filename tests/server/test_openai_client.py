@@ -85,6 +85,21 @@ def test_chat_whole_and_streamed_agree(client: OpenAI, llm: LLM) -> None:
     assert last.usage == answer.usage and last.choices == []
 
 
+def test_a_second_turn_sends_the_first_back_as_the_client_dumps_it(client: OpenAI) -> None:
+    first = client.chat.completions.create(model=NAME, messages=CHAT, max_tokens=8, temperature=0).choices[0].message
+    bare: Any = {"role": "assistant", "content": first.content}
+    texts = []
+    for reply in (first.model_dump(), bare):
+        messages = [*CHAT, reply, {"role": "user", "content": "Go on"}]
+        answer = client.chat.completions.create(model=NAME, messages=messages, max_tokens=8, temperature=0, store=False)
+        texts.append(answer.choices[0].message.content)
+    assert texts[0] == texts[1]
+    response = client.responses.create(model=NAME, input="Hello", max_output_tokens=8)
+    items: list[Any] = [item.model_dump() for item in response.output]
+    again = client.responses.create(model=NAME, input=[*items, {"role": "user", "content": "x"}], max_output_tokens=4)
+    assert again.usage is not None and again.usage.output_tokens > 0
+
+
 def test_content_parts_are_joined(client: OpenAI) -> None:
     parts: list[Any] = [{"role": "user", "content": [{"type": "text", "text": "He"}, {"type": "text", "text": "llo"}]}]
     plain: list[Any] = [{"role": "user", "content": "Hello"}]

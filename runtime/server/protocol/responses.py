@@ -37,6 +37,7 @@ class InputMessage(Body):
     )
     role: Literal["system", "developer", "user", "assistant"]
     content: str | Items[InputText]
+    phase: None = None
 
     def plain(self) -> dict[str, str]:
         """As the template sees it: text parts joined."""
