@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import logging
 
+import torch
+
 from trtllm_replayssm.ops.layer_state import ReplayLayerState
 from trtllm_replayssm.ops.library import find_library, load_library
 from trtllm_replayssm.ops.native import NativeOps
 from trtllm_replayssm.ops.native_prefill import NativePrefill
 from trtllm_replayssm.runtime.pools.state_pools import StatePools
 
+CAPABILITY = (9, 0)  # what the update's bulk copies need
 _LOG = logging.getLogger(__name__)
 
 
@@ -40,7 +43,10 @@ def native_ops(pools: StatePools) -> NativeOps | None:
     if not pools.conventional:
         path = find_library()
         reason = "no native library found; docs/kernels.md says how to build it"
-        if path is not None:
+        if path is not None and torch.cuda.get_device_capability(device) < CAPABILITY:
+            needed = ".".join(str(part) for part in CAPABILITY)
+            reason = f"the kernels need compute capability {needed}, the device has less"
+        elif path is not None:
             native = NativeOps(load_library(path), device)
             first = next((s for s in pools.ssm.values() if isinstance(s, ReplayLayerState)), None)
             reason = "the model has no recurrent layer"

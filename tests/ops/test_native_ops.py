@@ -229,6 +229,17 @@ def test_without_a_library_cuda_says_once_that_it_runs_the_reference(
     assert len(caplog.messages) == said and all("reference" in m and "\n" not in m for m in caplog.messages)
 
 
+def test_a_device_below_the_kernels_runs_the_reference(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(choice, "find_library", lambda: Path("libreplayssm.so"))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 6))
+    with caplog.at_level(logging.WARNING):
+        assert choice.native_ops(pools_on("cuda")) is None
+    (line,) = caplog.messages
+    assert "compute capability 9.0" in line and "reference" in line
+
+
 def test_the_library_is_looked_for_in_the_environment_then_the_package_then_the_checkout(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
