@@ -74,7 +74,7 @@ def compare(row: dict[str, Any], mean_log_decay: Sequence[Sequence[float]]) -> d
     first = above & (np.arange(errors.size) < len(row["state_error"][0]))
     if not first.any():
         raise ConfigError("eval drift", row["configuration"], expected="errors in the first layer", got="none")
-    theory = float(np.median(errors[first] / shape[first])) * shape
+    theory = np.maximum(float(np.median(errors[first] / shape[first])) * shape, FLOAT32_NOISE)
     ratio = np.maximum(errors[above] / theory[above], theory[above] / errors[above])
     first_ratio = ratio[first[above]]
     return {
