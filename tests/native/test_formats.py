@@ -169,7 +169,7 @@ def test_codes_mean_the_numbers_of_the_grids(shim: ctypes.CDLL) -> None:
     same(narrow[:16], code_values(E2M1, codes[:16]).astype(np.float32))
 
 
-@pytest.mark.parametrize("head_amax", [0.0, 1e-42, 3e-38, 1e-30, 0.37, 5.0, 3e30])
+@pytest.mark.parametrize("head_amax", [0.0, 1e-42, 3e-38, 1e-35, 1e-30, 1e-17, 0.37, 5.0, 3e30, 3.4e38])
 def test_scales_are_the_specifications(shim: ctypes.CDLL, head_amax: float) -> None:
     rng = np.random.default_rng(9)
     amax = (head_amax * rng.uniform(0, 1, 4096) ** 8).astype(np.float32)
