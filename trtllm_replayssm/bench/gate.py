@@ -121,7 +121,12 @@ class Truth:
         assert layer is not None
         flushed = self.h + self.case.tokens > self.case.window
         source = layer.checkpoint if flushed or layer.read_copy is None else layer.read_copy
-        state = source.load(self.slot).double()
+        return self.fold(source.load(self.slot).double(), flushed), flushed
+
+    def fold(self, state: Tensor, flushed: bool) -> Tensor:
+        """`state` [B, H, P, N] with the committed records, as a flush or a read takes them."""
+        layer = self.problem.state
+        assert layer is not None
         origin = self.problem.cursors.origin[self.slot].long()
         for j in range(self.h):
             row = (origin + j) % self.case.config.ring_rows
@@ -136,7 +141,7 @@ class Truth:
                     raw = layer.ring_v[self.slot, :, row].double(), layer.ring_beta[self.slot, :, row].double()
                     value = _correction(state, key, decay, *raw)
             state = _apply(state, key, value, decay)
-        return state, flushed
+        return state
 
     def token(self, state: Tensor, token: int) -> tuple[Tensor, Tensor]:
         """Output [B, H, P] of one of the inputs' tokens, and the state after it."""

@@ -1,0 +1,65 @@
+// What consumer warps of either family do with an item in shared memory: append keys, flush.
+//
+// Ownership: consumer warp w of a set owns rows 16w..16w+15 of its items' state in shared memory, the same rows of the
+// checkpoint, and the same elements of the values it appends. What there is once per head or group is appended by
+// warp 0 at the head's first part.
+#pragma once
+
+#include "../common/mbarrier.cuh"
+#include "../replay_update/fold.cuh"
+#include "../replay_update/params.h"
+#include "traits.cuh"
+
+namespace replayssm::weighed {
+
+// Shared by the families.
+template <class Traits>
+struct ConsumerBase {
+  using Act = typename Traits::Act;
+  const UpdateParams& p;
+  const SharedLayout& layout;
+  const int warp;  // within its set
+  int lane;
+
+  // The lane once more, so that the compiler derives its indices anew for each item and not keeps them in registers.
+  __device__ void refreshLane() { asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane)); }
+
+  // First of the warp's 16 rows within the head.
+  __device__ int headRow(const ItemHeader& item) const { return item.part() * Traits::kRows + warp * kSlab; }
+
+  // Ring row of this step's token.
+  __device__ int ringRow(const ItemHeader& item, int token) const {
+    int row = item.origin() + item.pending() + token;
+    return row < p.ringRows ? row : row - p.ringRows;
+  }
+
+  __device__ void appendKeyRows(const ItemHeader& item, const char* keys) const {
+    constexpr int kPieces = Traits::kStateDim / 8;  // 16-byte pieces of a key
+    int group = item.head() / p.headsPerGroup;
+    for (int i = lane; i < item.tokens() * kPieces; i += 32) {
+      int token = i / kPieces, piece = i % kPieces;
+      int row = ringRow(item, token);
+      Act* ring = static_cast<Act*>(p.ringKey) + item.slot * p.ringKeySlotStride +
+                  (static_cast<int64_t>(group) * p.ringRows + row) * Traits::kStateDim + piece * 8;
+      *reinterpret_cast<uint4*>(ring) = *reinterpret_cast<const uint4*>(
+          keys + (item.pending() + token) * Traits::kKeyPitch + piece * 16);
+    }
+  }
+
+  // Folds and stores the slab, which lane 0 may hand back after bulkWaitRead. Value: what the records' values are.
+  template <class Value>
+  __device__ void flush(const ItemHeader& item, float* slab, const char* keys, const char* values,
+                        const Decay& decay) const {
+    fold<Traits, Value>(slab, keys, values, decay, item.pending(), lane);
+    asyncProxyFence();
+    __syncwarp();
+    if (lane == 0) {
+      float* target = p.checkpoint + item.slot * p.checkpointSlotStride +
+                      (static_cast<int64_t>(item.head()) * Traits::kHeadDim + headRow(item)) * Traits::kStateDim;
+      bulkStore(target, sharedAddress(slab), kSlab * Traits::kStateDim * 4);
+      bulkCommit();
+    }
+  }
+};
+
+}  // namespace replayssm::weighed

@@ -1,0 +1,79 @@
+// The update for small batches: one CTA an item, everything loaded at once, no pipeline to set up. One warp weighs the
+// records while the others read the state.
+#pragma once
+
+#include "kernel.cuh"
+
+namespace replayssm::weighed {
+
+constexpr int kPrefetchRows = 2;  // batches up to here fetch the whole ring into the L2: latency counts, not bytes
+
+// Threads of a multiprocessor: leaves each 128 registers, or 255; plain decoding wants more CTAs, for their loads.
+template <class Traits>
+constexpr int kDirectThreads =
+    Traits::kMaxTokens == 1 ? 640 : 32 * residentWarps(Traits::kTiles, Traits::kBlocks);
+
+// The state by all threads, 16 bytes each.
+template <class Traits>
+__device__ __forceinline__ void loadState(const float* state, uint32_t target, int thread) {
+#pragma unroll
+  for (int i = 0; i < Traits::kStateBytes / 16 / (32 * Traits::kWarps); ++i) {
+    int piece = i * 32 * Traits::kWarps + thread;
+    pieceLoad(target + piece * 16, state + piece * 4);
+  }
+}
+
+template <class Traits>
+constexpr int kDirectWarps = Traits::kWarps + 1;
+
+template <class Traits>
+__global__ void __launch_bounds__(32 * kDirectWarps<Traits>, kDirectThreads<Traits> / (32 * kDirectWarps<Traits>))
+    directUpdateKernel(const __grid_constant__ UpdateParams p, const __grid_constant__ SharedLayout layout) {
+  extern __shared__ __align__(128) char shared[];
+  static_assert(Traits::kStateBytes / 16 % (32 * Traits::kWarps) == 0, "whole rounds of the CTA's threads");
+  const int thread = threadIdx.x, head = blockIdx.x / Traits::kParts, part = blockIdx.x % Traits::kParts;
+  const int row = blockIdx.y;
+  const int group = head / p.headsPerGroup;
+  char* const stage = shared;
+  char* const slot = stage + Traits::kStateBytes;
+  char* const keys = slot + layout.slotBytes;
+  const bool consumes = thread < 32 * Traits::kWarps;
+  Consumer<Traits> consumer{{p, layout, thread / 32, thread % 32}};
+  const RecordLoader<Traits> loader{p, layout, thread, 32 * kDirectWarps<Traits>};
+  releaseDependents();
+  if (p.programmaticLaunch) loader.prefetchInputs(row, head, group);
+  waitForPredecessor();
+  RowInfo info = fetchRow(p, row);
+  info.tokens = min(info.tokens, p.tokens);
+  if (info.idle()) {
+    if (consumes) consumer.writeZeros(ItemHeader::make(kZero, row, -1, head, part, 0, 0, 0));
+    return;
+  }
+  const float* state = p.checkpoint + info.slot * p.checkpointSlotStride +
+                       (static_cast<int64_t>(head) * Traits::kHeadDim + part * Traits::kRows) * Traits::kStateDim;
+  if (consumes) loadState<Traits>(state, sharedAddress(stage), thread);
+  loader.queries(info, row, group, sharedAddress(keys));
+  fetchCursors(p, info);
+  if (p.rows <= kPrefetchRows) loader.prefetchRing(info, head, group, part);
+  loader.keys(info, row, group, 0, sharedAddress(keys));
+  loader.template values<Traits::kRows>(info, row, head, 0, part * Traits::kRows, sharedAddress(slot));
+  loader.numbers(info, row, head, sharedAddress(slot));
+  loadsDrain();
+  __syncthreads();
+  const ItemHeader item = ItemHeader::make(0, row, info.slot, head, part, info.origin, info.pending, info.tokens);
+  float sum[Traits::kTiles][4];
+  if (consumes) {
+    consumer.loadVectors(item, keys);
+    consumer.readItemState(sum, stage);
+  } else {
+    Weigher<Traits> weigher{{p, layout, 0, thread % 32}};
+    weigher.loadVectors(item, keys);
+    weigher.weigh(item, slot, keys);
+    if (part == 0 && head == group * p.headsPerGroup) weigher.appendKeys(item, keys);
+  }
+  __syncthreads();
+  if (consumes) consumer.finishItem(sum, item, stage, slot, keys);
+  if (thread % 32 == 0) bulkWait();
+}
+
+}  // namespace replayssm::weighed

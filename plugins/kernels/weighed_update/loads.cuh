@@ -1,0 +1,162 @@
+// Asynchronous loads of what one item needs beside its state, by any number of cooperating threads.
+// Only records 0..h-1 (ring) and tokens 0..num_tokens-1 (inputs) are ever read.
+#pragma once
+
+#include "../common/mbarrier.cuh"
+#include "../replay_update/params.h"
+#include "traits.cuh"
+
+namespace replayssm::weighed {
+
+struct RowInfo {
+  int slot, tokens, origin, pending;
+  __device__ bool idle() const { return slot < 0 || tokens <= 0; }
+};
+
+// Slot and token count (not clamped yet) of a batch row; padding (slot -1) and row -1 have no tokens.
+__device__ __forceinline__ RowInfo fetchRow(const UpdateParams& p, int row) {
+  RowInfo info{-1, 0, 0, 0};
+  if (row < 0) return info;
+  info.slot = __ldcg(p.slot + row * p.slotStride);
+  info.tokens = __ldcg(p.numTokens + row * p.numTokensStride);
+  return info;
+}
+
+// Waits for the slot.
+__device__ __forceinline__ void fetchCursors(const UpdateParams& p, RowInfo& info) {
+  if (info.slot < 0) return;
+  info.origin = __ldcg(p.origin + info.slot);
+  info.pending = __ldcg(p.pending + info.slot);
+}
+
+__device__ __forceinline__ void prefetchLine(const void* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
+
+template <class Traits>
+struct RecordLoader {
+  using Act = typename Traits::Act;
+  const UpdateParams& p;
+  const SharedLayout& layout;
+  const int thread, threads;
+
+  __device__ int ringRow(const RowInfo& row, int index) const {
+    int r = row.origin + index;
+    return r < p.ringRows ? r : r - p.ringRows;
+  }
+
+  // Lines of `count` rows of `bytes` bytes, `stride` bytes apart, into the L2.
+  __device__ void prefetchRows(const void* first, int64_t stride, int bytes, int count) const {
+    const int pieces = (bytes + 63) / 64;
+    for (int i = thread; i < count * pieces; i += threads) {
+      prefetchLine(static_cast<const char*>(first) + i / pieces * stride + i % pieces * 64);
+    }
+  }
+
+  // What a step reads besides the state and the ring. Its address is known before its predecessor has written it.
+  __device__ void prefetchInputs(int row, int head, int group) const {
+    if (thread == 0) prefetchLine(p.slot + row * p.slotStride);
+    if (thread == 1) prefetchLine(p.numTokens + row * p.numTokensStride);
+    const auto rows = [&](const RowTensor& t, int index, int size, int bytes) {
+      const char* data = static_cast<const char*>(t.data) + (row * t.rowStride + index * t.headStride) * size;
+      prefetchRows(data, t.tokenStride * size, bytes, p.tokens);
+    };
+    rows(p.value, head, 2, Traits::kHeadDim * 2);
+    rows(p.k, group, 2, Traits::kStateDim * 2);
+    rows(p.q, group, 2, Traits::kStateDim * 2);
+    rows(p.dt, head, 4, 4);
+    rows(p.beta, head, 4, 4);
+  }
+
+  // The whole ring, while the cursors that tell which of it matters are on their way.
+  __device__ void prefetchRing(const RowInfo& info, int head, int group, int part) const {
+    prefetchRows(ringValues(info, head) + part * Traits::kRows, Traits::kHeadDim * 2, Traits::kRows * 2, p.ringRows);
+    prefetchRows(ringKeys(info, group), Traits::kStateDim * 2, Traits::kStateDim * 2, p.ringRows);
+    prefetchRows(ringDt(info, head), 0, p.ringRows * 4, 1);
+    prefetchRows(ringFactors(info, group), 0, p.ringRows * 4, 1);
+  }
+
+  // Records first .. total - 1 of the ring and of this step: pieces of 16 bytes, neighbouring threads side by side.
+  template <int kPieces, class Source>
+  __device__ void rows(int first, int total, uint32_t target, int pitch, const Source& source) const {
+#pragma unroll 2
+    for (int i = thread; i < (total - first) * kPieces; i += threads) {
+      int j = first + i / kPieces, piece = i % kPieces;
+      pieceLoad(target + j * pitch + piece * 16, source(j) + piece * 8);
+    }
+  }
+
+  __device__ const Act* ringKeys(const RowInfo& info, int group) const {
+    return static_cast<const Act*>(p.ringKey) + info.slot * p.ringKeySlotStride +
+           static_cast<int64_t>(group) * p.ringRows * Traits::kStateDim;
+  }
+  // GDN corrections are 16-bit like activations.
+  __device__ const Act* ringValues(const RowInfo& info, int head) const {
+    return static_cast<const Act*>(p.ringValue) + info.slot * p.ringValueSlotStride +
+           static_cast<int64_t>(head) * p.ringRows * Traits::kHeadDim;
+  }
+
+  __device__ const float* ringDt(const RowInfo& info, int head) const {
+    return p.ringDt + info.slot * p.ringDtSlotStride + static_cast<int64_t>(head) * p.ringRows;
+  }
+  __device__ const float* ringFactors(const RowInfo& info, int group) const {
+    return p.ringKeyFactor + info.slot * p.ringKeyFactorSlotStride + static_cast<int64_t>(group) * p.ringRows;
+  }
+
+  // Committed rows of a ring in one or two bulk copies, whose bytes the barrier is told of first. One thread calls it.
+  __device__ void bulkRows(const RowInfo& info, const Act* ring, int rowBytes, uint32_t target, uint32_t barrier) const {
+    if (info.pending == 0) return;
+    const int straight = min(info.pending, p.ringRows - info.origin), wrapped = info.pending - straight;
+    const char* bytes = reinterpret_cast<const char*>(ring);
+    barrierExpect(barrier, info.pending * rowBytes);
+    bulkLoad(target, bytes + info.origin * rowBytes, straight * rowBytes, barrier);
+    if (wrapped > 0) bulkLoad(target + straight * rowBytes, bytes, wrapped * rowBytes, barrier);
+  }
+
+  // Keys from record `first` on, and the factors of the committed ones.
+  __device__ void keys(const RowInfo& info, int row, int group, int first, uint32_t target) const {
+    const Act* ring = ringKeys(info, group);
+    const Act* keys = static_cast<const Act*>(p.k.data) + row * p.k.rowStride + group * p.k.headStride;
+    rows<Traits::kStateDim / 8>(first, info.pending + info.tokens, target, Traits::kKeyPitch, [&](int j) {
+      return j < info.pending ? ring + ringRow(info, j) * Traits::kStateDim
+                              : keys + (j - info.pending) * p.k.tokenStride;
+    });
+    const float* factors = ringFactors(info, group);
+#pragma unroll 1
+    for (int j = thread; j < info.pending; j += threads) {
+      wordLoad(target + layout.factorOffset + j * 4, factors + ringRow(info, j));
+    }
+  }
+
+  // Queries of this step, behind the keys; they do not depend on the cursors.
+  __device__ void queries(const RowInfo& info, int row, int group, uint32_t target) const {
+    const Act* queries = static_cast<const Act*>(p.q.data) + row * p.q.rowStride + group * p.q.headStride;
+    rows<Traits::kStateDim / 8>(0, info.tokens, target + layout.queryOffset, Traits::kKeyPitch,
+                                [&](int token) { return queries + token * p.q.tokenStride; });
+  }
+
+  // Values from record `first` on: kRows elements of each, from `column` on.
+  template <int kRows>
+  __device__ void values(const RowInfo& info, int row, int head, int first, int column, uint32_t target) const {
+    const Act* ring = ringValues(info, head) + column;
+    const Act* values =
+        static_cast<const Act*>(p.value.data) + row * p.value.rowStride + head * p.value.headStride + column;
+    rows<kRows / 8>(first, info.pending + info.tokens, target + column * 2, Traits::kValuePitch, [&](int j) {
+      return j < info.pending ? ring + ringRow(info, j) * Traits::kHeadDim
+                              : values + (j - info.pending) * p.value.tokenStride;
+    });
+  }
+
+  // Log-decays of all records and beta of this step's tokens.
+  __device__ void numbers(const RowInfo& info, int row, int head, uint32_t target) const {
+    const float* decays = ringDt(info, head);
+    const float* dt = static_cast<const float*>(p.dt.data) + row * p.dt.rowStride + head * p.dt.headStride;
+#pragma unroll 1
+    for (int j = thread; j < info.pending + info.tokens; j += threads) {
+      int token = j - info.pending;
+      wordLoad(target + layout.dtOffset + j * 4, token < 0 ? decays + ringRow(info, j) : dt + token * p.dt.tokenStride);
+    }
+    const float* beta = static_cast<const float*>(p.beta.data) + row * p.beta.rowStride + head * p.beta.headStride;
+    if (thread < info.tokens) wordLoad(target + layout.scalarOffset + thread * 4, beta + thread * p.beta.tokenStride);
+  }
+};
+
+}  // namespace replayssm::weighed

@@ -1,0 +1,165 @@
+// Compile-time choices of the update family, and the shared-memory layout that follows from them.
+//
+// A CTA holds kTeams independent teams. A team is one producer warp and kSets sets of kWarps consumer warps. Its
+// producer streams ITEMS through a ring of stages; an item is one of the kParts equal parts of a head's state (kRows
+// rows of N floats). The sets take items in turn, so that one item's latency hides behind the others; each warp of a set
+// owns kSlab rows of its items. The records of a head travel with its first item into a slot of a second ring. Keys and
+// queries are shared by the heads of a group, so they travel once per CHUNK (the heads of one group and row that one team
+// takes), through the team's key buffers.
+#pragma once
+
+#include <cstdint>
+
+namespace replayssm::weighed {
+
+constexpr int kSlab = 16;           // state rows of a warp: the height of a matrix instruction
+constexpr int kBlock = 32;          // state columns a warp handles at a time: 8 contiguous ones a lane
+constexpr int kMaxStages = 6;      // of a team
+constexpr int kSharedBudget = 232448;  // bytes a CTA may take on sm_90
+constexpr int kMaxKeyBuffers = 3;   // of a team
+constexpr int kBarrierBytes = 320;  // of a team
+constexpr int kControlBytes = 512;  // of a team: barriers, headers of the stages
+constexpr int kItemElements = 10240;  // of the state, at most: small items leave room for several stages
+
+// The fewest equal parts of whole slabs that a head's state is cut into.
+constexpr int itemParts(int headDim, int stateDim) {
+  for (int parts = 1; parts < headDim / kSlab; ++parts) {
+    if (headDim % (parts * kSlab) == 0 && headDim / parts * stateDim <= kItemElements) return parts;
+  }
+  return headDim / kSlab;
+}
+
+// Warps of a CTA: 16 of 128 registers, or 8 of 255 where the vectors that the state is multiplied by, or the sums, need
+// many.
+constexpr int residentWarps(int tiles, int blocks) { return tiles <= 2 && tiles * blocks <= 8 ? 16 : 8; }
+
+// Sets of consumers of a team that leave room for `others` warps.
+constexpr int consumerSets(int teamWarps, int others, int warps) {
+  return (teamWarps - others) / warps < 1 ? 1 : (teamWarps - others) / warps;
+}
+
+enum class Family { mamba2, gdn };  // spelt as in supported.inc
+
+template <Family kFamily_, class Act_, int kHeadDim_, int kStateDim_, int kTeams_, int kMaxTokens_>
+struct UpdateTraits {
+  static_assert(kFamily_ == Family::gdn, "Mamba-2 has kernels of its own");
+  static constexpr bool kGdn = true;  // for the read-out, which both share: a token has two vectors
+  using Act = Act_;
+  static constexpr int kHeadDim = kHeadDim_;        // P
+  static constexpr int kStateDim = kStateDim_;      // N
+  static constexpr int kTeams = kTeams_;            // independent teams of a CTA
+  static constexpr int kMaxTokens = kMaxTokens_;    // T the kernel is built for
+  // The state is multiplied by vectors, in tiles of 8: a token's query, for GDN its key and its query side by side.
+  static constexpr int kVectorsPerToken = 2;
+  static constexpr int kTiles = (kMaxTokens * kVectorsPerToken + 7) / 8;
+  static constexpr int kBlocks = kStateDim / kBlock;
+  static constexpr int kTilePairs = (kTiles + 1) / 2;
+  static constexpr int kTokenSteps = (kMaxTokens + 7) / 8;  // this step's tokens as records, in tiles of 8
+  static constexpr int kParts = itemParts(kHeadDim, kStateDim);  // items of a head
+  static constexpr int kRows = kHeadDim / kParts;   // state rows of an item
+  static constexpr int kWarps = kRows / kSlab;      // consumer warps of a set
+  // Recorders fetch a head's records and weigh them for all of its consumers.
+  static constexpr int kSets = consumerSets(residentWarps(kTiles, kBlocks) / kTeams, 2, kWarps);
+  static constexpr int kRecorders = residentWarps(kTiles, kBlocks) / kTeams - 1 - kSets * kWarps > 1 ? 2 : 1;
+  static constexpr int kTeamWarps = kSets * kWarps + kRecorders + 1;  // consumers, recorders, the producer
+  static constexpr int kThreads = 32 * kTeams * kTeamWarps;
+
+  // Row pitches in bytes: records lie in shared memory as in the ring, so that committed ones come in bulk.
+  static constexpr int kKeyPitch = kStateDim * 2;
+  static constexpr int kValuePitch = kHeadDim * 2;
+  static constexpr int kStateBytes = kRows * kStateDim * 4;  // of an item
+  // Weights of a head, a row of floats for each record; the pitch spreads fragments over the banks.
+  static constexpr int kVectors = 8 * kTiles;
+  static constexpr int kWeightPitch = kMaxTokens == 1 ? 4 : kVectors + 4;  // one token: floats from 4 on are waste
+
+  static_assert(sizeof(Act) == 2, "activations are 16-bit");
+  static_assert(kHeadDim % kSlab == 0, "a warp owns 16 whole state rows of one head");
+  static_assert(kStateDim % kBlock == 0, "a lane reads 8 contiguous columns of a 32-column block");
+  static_assert(kThreads <= 1024, "one CTA of at most 32 warps");
+  static_assert(kMaxTokens >= 1 && kMaxTokens <= 16, "a header counts at most 16 tokens a row");
+};
+
+enum HeaderFlags : uint32_t {
+  kEnd = 1,         // no more items
+  kZero = 2,        // padding row or no tokens: write zeros, nothing was loaded
+  kFirst = 4,       // first item of a chunk: wait for the keys
+  kLast = 8,        // last item of a chunk: release the keys
+  kAppendKeys = 16, // this head writes the group's new keys into the ring
+  kHeadDone = 32    // last item of a head
+};
+
+// What a consumer needs to know of an item, in one 16-byte word; written by the producer into the item's stage.
+struct ItemHeader {
+  int32_t row, slot;  // batch row, state slot
+  uint32_t place;     // head (24 bits), part of the head (8 bits)
+  uint32_t counts;     // flags (8 bits), num_tokens, h, ring row of the oldest record (8 bits each)
+
+  static __device__ ItemHeader make(uint32_t flags, int row, int slot, int head, int part, int origin, int pending,
+                                    int tokens) {
+    return {row, slot, static_cast<uint32_t>(head) | static_cast<uint32_t>(part) << 24,
+            flags | static_cast<uint32_t>(tokens) << 8 | static_cast<uint32_t>(pending) << 16 |
+                static_cast<uint32_t>(origin) << 24};
+  }
+  __device__ void drop(HeaderFlags flag) { counts &= ~static_cast<uint32_t>(flag); }
+  __device__ bool has(HeaderFlags flag) const { return (counts & flag) != 0; }
+  __device__ int head() const { return static_cast<int>(place & 0xffffffu); }
+  __device__ int part() const { return static_cast<int>(place >> 24); }
+  __device__ int tokens() const { return static_cast<int>(counts >> 8 & 255u); }
+  __device__ int pending() const { return static_cast<int>(counts >> 16 & 255u); }
+  __device__ int origin() const { return static_cast<int>(counts >> 24); }
+};
+static_assert(sizeof(ItemHeader) == 16, "one shared-memory access");
+
+// Byte offsets within a slot and a key buffer, and of a team's share. `records` = window + T rows of every record array.
+// States and records are aligned to 128 bytes: a bulk copy to another address is slow.
+struct SharedLayout {
+  int32_t records, stages;
+  int32_t dtOffset, scalarOffset, weightOffset;                   // slot: a head's values, dt, scalars, weights,
+  int32_t slotHeaderOffset, slotBytes, slots;                     // header
+  int32_t queryOffset, factorOffset, keyBufferBytes, keyBuffers;  // key buffer: keys, queries, GDN factors
+  int32_t stageStart, slotStart, teamBytes;
+
+  constexpr __host__ __device__ int32_t headerPlace(int stage) const { return kBarrierBytes + stage * 16; }
+  constexpr __host__ __device__ int32_t keyPlace(int buffer) const { return kControlBytes + buffer * keyBufferBytes; }
+};
+
+constexpr __host__ __device__ int32_t roundUp(int32_t value, int32_t unit) { return (value + unit - 1) / unit * unit; }
+
+// As many stages as fit beside `keyBuffers`. A head is announced a head ahead, behind the first state of the one before.
+// The slot of its records needs no barrier of its own: once the stage of that state is free, all items are done that
+// many stages further back, and with these many slots the slot's last head is among them.
+template <class Traits>
+constexpr __host__ __device__ SharedLayout withStages(SharedLayout s, int keyBuffers) {
+  const int share = kSharedBudget / Traits::kTeams / 128 * 128;
+  s.keyBuffers = keyBuffers;
+  s.stageStart = s.keyPlace(keyBuffers);
+  for (s.stages = kMaxStages; s.stages > 0; --s.stages) {
+    s.slots = 1 + (s.stages + 2 * Traits::kParts - 2) / Traits::kParts;
+    s.slotStart = s.stageStart + s.stages * Traits::kStateBytes;
+    s.teamBytes = s.slotStart + s.slots * s.slotBytes;
+    if (s.teamBytes <= share) break;
+  }
+  return s;
+}
+
+// Two or three key buffers hide a chunk's start; with little room one buffer and one more stage serve better.
+template <class Traits>
+constexpr __host__ __device__ SharedLayout sharedLayout(int window, int tokens) {
+  SharedLayout s{};
+  s.records = window + tokens;
+  s.dtOffset = s.records * Traits::kValuePitch;
+  s.scalarOffset = s.dtOffset + roundUp(s.records * 4, 16);
+  s.weightOffset = s.scalarOffset + roundUp(tokens * 4, 16);  // beta
+  const int weightRows = 1 + roundUp(window, 8) + tokens;
+  const int weightBytes = (weightRows * Traits::kWeightPitch + 4) * 4;  // the last row of one token is eight floats, too
+  s.slotHeaderOffset = s.weightOffset + weightBytes;
+  s.slotBytes = roundUp(s.slotHeaderOffset + static_cast<int>(sizeof(ItemHeader)), 128);
+  s.queryOffset = s.records * Traits::kKeyPitch;
+  s.factorOffset = s.queryOffset + tokens * Traits::kKeyPitch;
+  s.keyBufferBytes = roundUp(s.factorOffset + s.records * 4, 128);
+  const SharedLayout three = withStages<Traits>(s, 3), two = withStages<Traits>(s, 2), one = withStages<Traits>(s, 1);
+  if (two.stages < 3 && one.stages > two.stages) return one;
+  return three.stages == two.stages ? three : two;
+}
+
+}  // namespace replayssm::weighed

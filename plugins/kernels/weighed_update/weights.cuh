@@ -1,0 +1,83 @@
+// The weights of a head's records for the vectors of a step, computed once by one warp (a weigher) and read by all warps
+// that own rows of the head's state.
+//
+// In shared memory, rows of kWeightPitch floats, one float a vector:
+//   row 0                       what scales the state's part
+//   row 1 + j                   committed record j, zero from h to the end of its tile of 8
+//   row 1 + (h rounded up) + i  this step's token i
+#pragma once
+
+#include "consumer.cuh"
+
+namespace replayssm::weighed {
+
+template <class Traits>
+struct WeightRows {
+  float* base;
+  __device__ float* scale() const { return base; }
+  __device__ float* record(int j) const { return base + (1 + j) * Traits::kWeightPitch; }
+  __device__ float* token(int pending, int i) const { return record((pending + 7) / 8 * 8 + i); }
+};
+
+// Log-decays between the tokens of a step: sums over 1, 2, 4, ... successive tokens, of which a stretch is put together.
+template <int kMaxTokens>
+struct Stretches {
+  static constexpr int kLevels = kMaxTokens <= 2 ? 1 : kMaxTokens <= 4 ? 2 : kMaxTokens <= 8 ? 3 : 4;
+  float sum[kLevels];  // over the 2^level tokens that end at token `lane`
+
+  __device__ Stretches(float draft, int lane) {
+    sum[0] = draft;
+#pragma unroll
+    for (int level = 1; level < kLevels; ++level) {
+      const int d = 1 << (level - 1);
+      float other = __shfl_up_sync(kAllLanes, sum[level - 1], d);
+      sum[level] = sum[level - 1] + (lane >= d ? other : 0.0f);
+    }
+  }
+
+  // Log-decay of tokens first + 1 .. last; 0 where there is none. All lanes call it.
+  __device__ float between(int first, int last) const {
+    const int length = max(last - first, 0);
+    float total = 0.0f;
+#pragma unroll
+    for (int level = 0; level < kLevels; ++level) {
+      const bool part = (length >> level & 1) != 0;
+      float one = __shfl_sync(kAllLanes, sum[level], last);
+      if (part) {
+        total += one;
+        last -= 1 << level;
+      }
+    }
+    return total;
+  }
+};
+
+// sum holds the state times the vectors; lane (g, c) has vectors 2c and 2c + 1 of each tile.
+template <class Traits>
+__device__ __forceinline__ void scaleSums(float (&sum)[Traits::kTiles][4], const WeightRows<Traits>& rows, int lane) {
+#pragma unroll
+  for (int tile = 0; tile < Traits::kTiles; ++tile) {
+    const float2 scale = *reinterpret_cast<const float2*>(rows.scale() + 8 * tile + 2 * (lane % 4));
+    sum[tile][0] *= scale.x;
+    sum[tile][1] *= scale.y;
+    sum[tile][2] *= scale.x;
+    sum[tile][3] *= scale.y;
+  }
+}
+
+// sum += values times weights for a tile of 8 records from `first` on; records from `count` on have finite weights.
+template <class Traits, class Value>
+__device__ __forceinline__ void addWeighed(float (&sum)[Traits::kTiles][4], const float* weights, const char* values,
+                                           int first, int count, int lane) {
+  const int record = first + 2 * (lane % 4);
+  float x[4], w[Traits::kTiles][2];
+  valueFragment<Traits, Value>(x, values, record, record + 1, count, lane);
+#pragma unroll
+  for (int tile = 0; tile < Traits::kTiles; ++tile) {
+#pragma unroll
+    for (int e = 0; e < 2; ++e) w[tile][e] = weights[(record + e) * Traits::kWeightPitch + 8 * tile + lane / 4];
+  }
+  addValues<Traits>(sum, x, w);
+}
+
+}  // namespace replayssm::weighed
