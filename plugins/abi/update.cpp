@@ -4,6 +4,8 @@
 #include <cuda_runtime_api.h>
 
 #include "abi/check.h"
+#include "abi/copies.h"
+#include "abi/update_params.h"
 #include "kernels/replay_update/dispatch.h"
 
 namespace replayssm {
@@ -12,6 +14,7 @@ namespace {
 constexpr int kMaxWindow = 64;
 constexpr int kMaxTokens = 16;
 constexpr size_t kWorkspaceBytes = RSSM_UPDATE_MAX_WORKSPACE_BYTES;  // two counters of the work queue
+constexpr int kMaxLayer = 65535;    // layers and heads take 16 bits each in the key of stochastic rounding
 constexpr int kMaxHeads = 4096;       // keeps a worker's arithmetic within 32 bits
 constexpr int64_t kMaxItems = 1 << 30;  // B * H, likewise
 
@@ -19,8 +22,6 @@ struct Named {
   const char* name;
   const rssm_tensor& tensor;
 };
-
-RowTensor rowTensor(const rssm_tensor& t) { return {t.data, t.stride[0], t.stride[1], t.stride[2]}; }
 
 void checkCursors(Checker& check, const rssm_update_args& a, int64_t rows) {
   check.tensor("slot", a.slot, RSSM_INT32, {rows});
@@ -58,71 +59,60 @@ void checkInputs(Checker& check, const rssm_update_args& a, int32_t act) {
   check.contiguous("out", a.out, 3);
 }
 
+// Address and slot stride suit the bulk copy engine; a null tensor does.
+void checkSlots(Checker& check, const Named& named) {
+  const rssm_tensor& t = named.tensor;
+  if (!check.ok() || t.data == nullptr) return;
+  const bool strides = t.shape[0] <= 1 || elementBytes(t.dtype, t.stride[0]) % kBulkAlignment == 0;
+  if (reinterpret_cast<uintptr_t>(t.data) % kBulkAlignment != 0 || !strides) {
+    check.fail(RSSM_INVALID_ARGUMENT, named.name,
+               "expected an address and a slot stride of whole %d bytes, got %p and %lld elements", kBulkAlignment,
+               t.data, static_cast<long long>(t.stride[0]));
+  }
+}
+
 void checkState(Checker& check, const rssm_update_args& a, int32_t act) {
   const int64_t* v = a.value.shape;
   int64_t groups = a.k.shape[2], stateDim = a.k.shape[3], slots = a.checkpoint.shape[0];
   int64_t ringRows = a.ring_value.shape[2];
-  check.tensor("checkpoint", a.checkpoint, RSSM_FLOAT32, {kAny, v[2], v[3], stateDim});
+  checkCopies(check, {a.checkpoint, a.checkpoint_scale, a.read, a.read_scale, a.read_head_scale}, slots);
+  check.tensor("checkpoint", a.checkpoint, a.checkpoint.dtype, {slots, v[2], v[3], stateDim});
   check.tensor("ring_value", a.ring_value, a.kind == RSSM_GDN ? RSSM_FLOAT16 : act, {slots, v[2], kAny, v[3]});
   check.tensor("ring_k", a.ring_k, act, {slots, groups, ringRows, stateDim});
   check.tensor("ring_dt", a.ring_dt, RSSM_FLOAT32, {slots, v[2], ringRows});
-  for (const Named& named : {Named{"checkpoint", a.checkpoint}, Named{"ring_value", a.ring_value},
-                             Named{"ring_k", a.ring_k}}) {
+  for (const Named& named : {Named{"ring_value", a.ring_value}, Named{"ring_k", a.ring_k}}) {
     check.contiguous(named.name, named.tensor, 1);
     check.aligned(named.name, named.tensor);
+  }
+  for (const Named& named : {Named{"checkpoint", a.checkpoint}, Named{"checkpoint_scale", a.checkpoint_scale},
+                             Named{"read", a.read}, Named{"read_scale", a.read_scale}}) {
+    checkSlots(check, named);
+  }
+  if (a.checkpoint.dtype != RSSM_FLOAT32) {
+    check.tensor("seed", a.seed, RSSM_INT64, {slots});
+    check.tensor("position", a.position, RSSM_INT32, {slots});
+    check.contiguous("seed", a.seed, 0);
+    check.contiguous("position", a.position, 0);
+    check.range("layer", a.layer, 0, kMaxLayer);
+    check.range("head_offset", a.head_offset, 0, kMaxLayer - v[2]);
   }
   check.contiguous("ring_dt", a.ring_dt, 1);
   if (a.kind == RSSM_GDN) {
     check.tensor("ring_key_factor", a.ring_key_factor, RSSM_FLOAT32, {slots, groups, ringRows});
     check.contiguous("ring_key_factor", a.ring_key_factor, 1);
+    if (a.read.data != nullptr || a.checkpoint.dtype != RSSM_FLOAT32) {
+      check.tensor("ring_v", a.ring_v, act, {slots, v[2], ringRows, v[3]});
+      check.tensor("ring_beta", a.ring_beta, RSSM_FLOAT32, {slots, v[2], ringRows});
+      check.contiguous("ring_v", a.ring_v, 1);
+      check.aligned("ring_v", a.ring_v);
+      check.contiguous("ring_beta", a.ring_beta, 1);
+    }
   }
   if (!check.ok()) return;
   if (ringRows < a.window + v[1]) {
     check.fail(RSSM_INVALID_ARGUMENT, "ring_value", "expected C >= window + T = %lld rows, got %lld",
                static_cast<long long>(a.window + v[1]), static_cast<long long>(ringRows));
   }
-}
-
-UpdateParams flatten(const rssm_update_args& a) {
-  UpdateParams p{};
-  p.rows = static_cast<int32_t>(a.value.shape[0]);
-  p.tokens = static_cast<int32_t>(a.value.shape[1]);
-  p.heads = static_cast<int32_t>(a.value.shape[2]);
-  p.headDim = static_cast<int32_t>(a.value.shape[3]);
-  p.groups = static_cast<int32_t>(a.k.shape[2]);
-  p.stateDim = static_cast<int32_t>(a.k.shape[3]);
-  p.headsPerGroup = p.heads / p.groups;
-  p.window = a.window;
-  p.ringRows = static_cast<int32_t>(a.ring_value.shape[2]);
-  p.programmaticLaunch = (a.flags & RSSM_UPDATE_PROGRAMMATIC_LAUNCH) != 0;
-  p.slot = static_cast<const int32_t*>(a.slot.data);
-  p.slotStride = a.slot.stride[0];
-  p.numTokens = static_cast<const int32_t*>(a.num_tokens.data);
-  p.numTokensStride = a.num_tokens.stride[0];
-  p.origin = static_cast<const int32_t*>(a.origin.data);
-  p.pending = static_cast<const int32_t*>(a.h.data);
-  p.value = rowTensor(a.value);
-  p.k = rowTensor(a.k);
-  p.q = rowTensor(a.q);
-  p.dt = rowTensor(a.kind == RSSM_GDN ? a.log_decay : a.dt);
-  p.beta = rowTensor(a.beta);
-  p.a = static_cast<const float*>(a.a.data);
-  p.skip = static_cast<const float*>(a.skip.data);
-  p.out = a.out.data;
-  p.outRowStride = a.out.stride[0];
-  p.outTokenStride = a.out.stride[1];
-  p.outHeadStride = a.out.stride[2];
-  p.checkpoint = static_cast<float*>(a.checkpoint.data);
-  p.checkpointSlotStride = a.checkpoint.stride[0];
-  p.ringValue = a.ring_value.data;
-  p.ringValueSlotStride = a.ring_value.stride[0];
-  p.ringKey = a.ring_k.data;
-  p.ringKeySlotStride = a.ring_k.stride[0];
-  p.ringDt = static_cast<float*>(a.ring_dt.data);
-  p.ringDtSlotStride = a.ring_dt.stride[0];
-  p.ringKeyFactor = static_cast<float*>(a.ring_key_factor.data);
-  p.ringKeyFactorSlotStride = a.ring_key_factor.stride[0];
-  return p;
 }
 
 struct Plan {
@@ -141,10 +131,6 @@ Plan plan(const rssm_update_args* args, Checker& check) {
   check.header(a.struct_size, sizeof(rssm_update_args), a.abi_version);
   check.range("window", a.window, 1, kMaxWindow);
   check.range("kind", a.kind, RSSM_MAMBA2, RSSM_GDN);
-  if (check.ok() && a.read.data != nullptr) {
-    check.fail(RSSM_UNSUPPORTED, "read", "a separate low-precision copy is not built; built are:\n%s",
-               supportedUpdates());
-  }
   if (!check.ok()) return result;
   int32_t act = a.value.dtype == RSSM_FLOAT16 ? RSSM_FLOAT16 : RSSM_BFLOAT16;
   checkInputs(check, a, act);
@@ -174,10 +160,13 @@ Plan plan(const rssm_update_args* args, Checker& check) {
     return result;
   }
   ActivationType type = act == RSSM_FLOAT16 ? ActivationType::kFloat16 : ActivationType::kBfloat16;
-  result.launcher = findUpdate(a.kind == RSSM_GDN ? UpdateFamily::kGdn : UpdateFamily::kMamba2, type, p);
+  const UpdateFamily family = a.kind == RSSM_GDN ? UpdateFamily::kGdn : UpdateFamily::kMamba2;
+  result.launcher = findUpdate(family, stateFormats(a), type, p);
   if (result.launcher == nullptr) {
-    check.fail(RSSM_UNSUPPORTED, "value, k", "no kernel for %s, d_v %d, d_k %d, T %d; built are:\n%s",
-               dtypeName(act), p.headDim, p.stateDim, p.tokens, supportedUpdates());
+    check.fail(RSSM_UNSUPPORTED, "value, k, checkpoint, read",
+               "no kernel for %s, d_v %d, d_k %d, T %d, %s states read as %s; built are:\n%s", dtypeName(act),
+               p.headDim, p.stateDim, p.tokens, dtypeName(a.checkpoint.dtype),
+               dtypeName(a.read.data != nullptr ? a.read.dtype : a.checkpoint.dtype), supportedUpdates());
   }
   return result;
 }

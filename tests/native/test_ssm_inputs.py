@@ -53,9 +53,7 @@ class Inputs:
             x[row, count if slot >= 0 else 0 :] = float("nan")
         decay_in, beta_in = projection[..., 3 : 3 + self.heads], projection[..., 3 + self.heads : 3 + 2 * self.heads]
         out = torch.full_like(x, float("nan"))
-        decay_out, beta_out = (
-            torch.full((rows, width, self.heads), float("nan"), device="cuda") for _ in range(2)
-        )
+        decay_out, beta_out = (torch.full((rows, width, self.heads), float("nan"), device="cuda") for _ in range(2))
         indices = torch.tensor([slots, counts], dtype=torch.int32, device="cuda")
         view = harness.view
         args = _abi.SsmInputsArgs(

@@ -116,9 +116,7 @@ class RecordedPool:
         """[E, H, P, N] float64 on the host; the pool must keep its bits."""
         s, view = self.shape, harness.view
         cursors = {
-            name: torch.tensor([getattr(self.cursors.get(i, Cursors()), name) for i in range(self.SLOTS)])
-            .int()
-            .cuda()
+            name: torch.tensor([getattr(self.cursors.get(i, Cursors()), name) for i in range(self.SLOTS)]).int().cuda()
             for name in ("origin", "h")
         }
         ring = {name: tensor.cuda() for name, tensor in self.ring.items()}

@@ -67,9 +67,10 @@ class Windows:
     def run(self, slots: list[int], counts: list[int], x: Any, *, prompt: bool = False, flags: int = 0) -> Any:
         """One call on x [B, T, D] (host); positions stay. Returns the outputs [B, T, D] on the device."""
         rows, width = len(slots), x.shape[1]
-        live = torch.arange(width) < torch.tensor([n if s >= 0 else 0 for s, n in zip(slots, counts, strict=True)])[
-            :, None
-        ]
+        live = (
+            torch.arange(width)
+            < torch.tensor([n if s >= 0 else 0 for s, n in zip(slots, counts, strict=True)])[:, None]
+        )
         poisoned = x.masked_fill(~live[..., None], float("nan"))
         _, given = self.wide(float("nan"), rows, width)
         given.copy_(poisoned)

@@ -10,19 +10,21 @@ using E2m1Grid = Grid<1, 0, 7>;
 constexpr float kE2m1Largest = 6.0f;
 constexpr int kE2m1Block = 16;
 
+// There is no NaN: it becomes the largest positive number.
 RSSM_PORTABLE uint32_t e2m1Signed(uint32_t bits, uint32_t code) {
-  // There is no NaN: it becomes the largest positive number.
   return (bits & 0x7fffffffu) > 0x7f800000u ? E2m1Grid::kLargest : (bits >> 28 & 8u) | code;
 }
 
 // Code (4 bits) of x rounded to nearest, ties to even, saturating.
 RSSM_PORTABLE uint32_t e2m1Nearest(float x) {
-  const float magnitude = floatOf(bitsOf(x) & 0x7fffffffu);
-  const float capped = magnitude < kE2m1Largest ? magnitude : kE2m1Largest;
-  // Adding 1.5 * 2^23 spacings rounds to whole spacings; codes go on where the spacing doubles.
-  const float anchor = capped < 2.0f ? 6291456.0f : capped < 4.0f ? 12582912.0f : 25165824.0f;
-  const uint32_t offset = capped < 2.0f ? 0u : capped < 4.0f ? 2u : 4u;
-  return e2m1Signed(bitsOf(x), (bitsOf(capped + anchor) & 7u) + offset);
+  constexpr uint32_t kOne = 0x3f800000u;
+  const float capped = fminf(floatOf(bitsOf(x) & 0x7fffffffu), kE2m1Largest);
+  // Adding 1.5 * 2^23 spacings rounds to whole spacings: half of the binade's start, but none is below 0.5. The codes
+  // of a binade go on two behind those of the last.
+  const uint32_t exponent = bitsOf(capped) & 0x7f800000u;
+  const uint32_t binade = exponent > kOne ? exponent : kOne;
+  const uint32_t whole = bitsOf(fmaf(floatOf(binade), 6291456.0f, capped)) & 7u;
+  return e2m1Signed(bitsOf(x), whole + ((binade - kOne) >> 22));
 }
 
 RSSM_PORTABLE uint32_t e2m1Stochastic(float x, uint32_t word) {
@@ -38,14 +40,15 @@ RSSM_PORTABLE float e2m1Value(uint32_t code) {
 
 // The head's scale, from its largest finite magnitude.
 RSSM_PORTABLE float nvfp4HeadScale(float amax) {
-  const float scale = amax / (kE2m1Largest * kE4m3Largest);
+  constexpr float kDivisor = kE2m1Largest * kE4m3Largest;
+  const float scale = dividedBy(amax, kDivisor, 1.0f / kDivisor);
   return amax > 0.0f ? (scale > kSmallestScale ? scale : kSmallestScale) : 1.0f;
 }
 
 // E4M3 code of the scale of a block of 16 whose largest finite magnitude is amax; never zero.
 RSSM_PORTABLE uint8_t nvfp4BlockScale(float amax, float headScale) {
   if (!(amax > 0.0f)) return 0x38;  // 1
-  const uint8_t code = e4m3Nearest(amax / (kE2m1Largest * headScale));
+  const uint8_t code = e4m3Nearest(Quotient(kE2m1Largest * headScale)(amax));
   return code > 0 ? code : 1;
 }
 

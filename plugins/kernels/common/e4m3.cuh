@@ -1,6 +1,7 @@
 // FP8 states: E4M3 elements, one float32 scale (amax / 448) per block of at most 128 elements along d_k.
 #pragma once
 
+#include "divide.cuh"
 #include "grid.cuh"
 
 namespace replayssm {
@@ -19,16 +20,18 @@ RSSM_PORTABLE uint8_t e4m3NearestPlain(float x) {
   return e4m3Signed(bitsOf(x), nearestCode<E4m3Grid>(floatOf(bitsOf(x) & 0x7fffffffu)));
 }
 
-// The same; sm_89 and later have an instruction.
-RSSM_PORTABLE uint8_t e4m3Nearest(float x) {
+// Codes of two numbers, the first in the lower byte; sm_89 and later have an instruction.
+RSSM_PORTABLE uint16_t e4m3NearestPair(float x, float y) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
   uint16_t pair;
-  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(0.0f), "f"(x));
-  return static_cast<uint8_t>(pair);
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(y), "f"(x));
+  return pair;
 #else
-  return e4m3NearestPlain(x);
+  return static_cast<uint16_t>(e4m3NearestPlain(x) | e4m3NearestPlain(y) << 8);
 #endif
 }
+
+RSSM_PORTABLE uint8_t e4m3Nearest(float x) { return static_cast<uint8_t>(e4m3NearestPair(x, 0.0f)); }
 
 RSSM_PORTABLE uint8_t e4m3Stochastic(float x, uint32_t word) {
   return e4m3Signed(bitsOf(x), stochasticCode<E4m3Grid>(floatOf(bitsOf(x) & 0x7fffffffu), word));
@@ -45,7 +48,7 @@ RSSM_PORTABLE float e4m3Value(uint8_t code) {
 
 // Scale of a block whose largest finite magnitude is amax.
 RSSM_PORTABLE float e4m3Scale(float amax) {
-  const float scale = amax / kE4m3Largest;
+  const float scale = dividedBy(amax, kE4m3Largest, 1.0f / kE4m3Largest);
   return amax > 0.0f ? (scale > kSmallestScale ? scale : kSmallestScale) : 1.0f;
 }
 

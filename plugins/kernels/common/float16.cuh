@@ -7,19 +7,20 @@ namespace replayssm {
 
 using HalfGrid = Grid<10, -14, 0x7bff>;
 
-// Bits of x rounded up in magnitude with the probability of its fraction. NaN stays NaN.
+// Bits of x rounded up in magnitude with the probability of its fraction. NaN stays NaN. Without branches: of the
+// significand, shifted right by what is cut off, the upper word is the code and the lower one the fraction.
 RSSM_PORTABLE uint16_t halfStochastic(float x, uint32_t word) {
-  const uint32_t bits = bitsOf(x), sign = bits >> 16 & 0x8000u, magnitude = bits & 0x7fffffffu;
-  uint32_t code;
-  if (magnitude - 0x38800000u < 0x477fe000u - 0x38800000u) {
-    // Between the smallest normal and the largest finite number: the fraction is the 13 bits that are cut off.
-    code = (magnitude >> 13) - (112u << 10) + (word < magnitude << 19 ? 1u : 0u);
-  } else if (magnitude > 0x7f800000u) {
-    code = 0x7e00u;
-  } else {
-    code = stochasticCode<HalfGrid>(floatOf(magnitude), word);
-  }
-  return static_cast<uint16_t>(sign | code);
+  constexpr int kSmallestExponent = 113, kLongestShift = 56;  // of a normal number, biased; leaves nothing
+  const uint32_t bits = bitsOf(x), magnitude = bits & 0x7fffffffu;
+  const int exponent = static_cast<int>(magnitude >> 23);
+  const int missing = exponent < kSmallestExponent ? kSmallestExponent - exponent : 0;
+  const int shift = missing + 13 < kLongestShift ? missing + 13 : kLongestShift;
+  const uint64_t significand = static_cast<uint64_t>((magnitude & 0x7fffffu) | 0x800000u) << 32 >> shift;
+  uint32_t code = (static_cast<uint32_t>(exponent + missing - kSmallestExponent) << 10) +
+                  static_cast<uint32_t>(significand >> 32) + (word < static_cast<uint32_t>(significand) ? 1u : 0u);
+  code = code < HalfGrid::kLargest ? code : HalfGrid::kLargest;
+  code = magnitude > 0x7f800000u ? 0x7e00u : code;
+  return static_cast<uint16_t>((bits >> 16 & 0x8000u) | code);
 }
 
 // Bits of x rounded to nearest, saturating (a read copy). NaN stays NaN.

@@ -7,15 +7,21 @@ namespace replayssm {
 #define RSSM_UPDATE(family, act, p, n, teams, tokens)                                                \
   cudaError_t family##_##act##_##p##_##n##_##teams##_##tokens(const UpdateParams&, cudaStream_t);    \
   UpdateLaunch family##_##act##_##p##_##n##_##teams##_##tokens##_plan(const UpdateParams&);
+#define RSSM_NARROW_UPDATE(family, recurrence, read, act, p, n, warps, tokens)                                  \
+  cudaError_t family##_##recurrence##_##read##_##act##_##p##_##n##_##warps##_##tokens(const UpdateParams&,      \
+                                                                                      cudaStream_t);            \
+  UpdateLaunch family##_##recurrence##_##read##_##act##_##p##_##n##_##warps##_##tokens##_plan(const UpdateParams&);
 #define RSSM_WEIGHED_UPDATE(family, act, p, n, teams, tokens) RSSM_UPDATE(weighed_##family, act, p, n, teams, tokens)
 #include "supported.inc"
 #undef RSSM_UPDATE
+#undef RSSM_NARROW_UPDATE
 #undef RSSM_WEIGHED_UPDATE
 
 namespace {
 
 struct Entry {
   UpdateFamily family;
+  StateFormats formats;
   ActivationType act;
   int headDim, stateDim, maxTokens;
   UpdateLauncher launch;
@@ -28,26 +34,35 @@ constexpr ActivationType kActivation_fp16 = ActivationType::kFloat16;
 constexpr UpdateFamily kFamily_mamba2 = UpdateFamily::kMamba2;
 constexpr UpdateFamily kFamily_gdn = UpdateFamily::kGdn;
 
-#define RSSM_UPDATE(family, act, p, n, teams, tokens)                                              \
-  {kFamily_##family, kActivation_##act, p, n, tokens, family##_##act##_##p##_##n##_##teams##_##tokens, \
+constexpr StateFormats kFloat32States{StateFormat::kFloat32, StateFormat::kFloat32};
+
+#define RSSM_UPDATE(family, act, p, n, teams, tokens)                          \
+  {kFamily_##family, kFloat32States, kActivation_##act, p, n, tokens,          \
+   family##_##act##_##p##_##n##_##teams##_##tokens,                            \
    family##_##act##_##p##_##n##_##teams##_##tokens##_plan},
+#define RSSM_NARROW_UPDATE(family, recurrence, read, act, p, n, warps, tokens)                            \
+  {kFamily_##family, {kFormat_##recurrence, kFormat_##read}, kActivation_##act, p, n, tokens,             \
+   family##_##recurrence##_##read##_##act##_##p##_##n##_##warps##_##tokens,                               \
+   family##_##recurrence##_##read##_##act##_##p##_##n##_##warps##_##tokens##_plan},
 #define RSSM_WEIGHED_UPDATE(family, act, p, n, teams, tokens)                             \
-  {kFamily_##family, kActivation_##act, p, n, tokens,                                     \
+  {kFamily_##family, kFloat32States, kActivation_##act, p, n, tokens,                     \
    weighed_##family##_##act##_##p##_##n##_##teams##_##tokens,                             \
    weighed_##family##_##act##_##p##_##n##_##teams##_##tokens##_plan},
 const Entry kEntries[] = {
 #include "supported.inc"
 };
 #undef RSSM_UPDATE
+#undef RSSM_NARROW_UPDATE
 #undef RSSM_WEIGHED_UPDATE
 
 }  // namespace
 
-UpdateLauncher findUpdate(UpdateFamily family, ActivationType act, const UpdateParams& p) {
+UpdateLauncher findUpdate(UpdateFamily family, StateFormats formats, ActivationType act, const UpdateParams& p) {
   const Entry* best = nullptr;
   int bestStages = 0;
   for (const Entry& entry : kEntries) {
     if (entry.family != family || entry.act != act) continue;
+    if (entry.formats.recurrence != formats.recurrence || entry.formats.read != formats.read) continue;
     if (entry.headDim != p.headDim || entry.stateDim != p.stateDim) continue;
     if (entry.maxTokens < p.tokens) continue;
     int stages = entry.plan(p).stages;
@@ -64,11 +79,14 @@ UpdateLauncher findUpdate(UpdateFamily family, ActivationType act, const UpdateP
 const char* supportedUpdates() {
 #define RSSM_UPDATE(family, act, p, n, teams, tokens) \
   #family " float32 state, " #act ", d_v " #p ", d_k " #n ", T <= " #tokens "\n"
+#define RSSM_NARROW_UPDATE(family, recurrence, read, act, p, n, warps, tokens) \
+  #family " " #recurrence " state read as " #read ", " #act ", d_v " #p ", d_k " #n ", T <= " #tokens "\n"
 #define RSSM_WEIGHED_UPDATE RSSM_UPDATE
   return
 #include "supported.inc"
       ;
 #undef RSSM_UPDATE
+#undef RSSM_NARROW_UPDATE
 #undef RSSM_WEIGHED_UPDATE
 }
 

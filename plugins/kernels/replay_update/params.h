@@ -12,6 +12,18 @@ struct RowTensor {
   int64_t rowStride, tokenStride, headStride;
 };
 
+enum class StateFormat : int32_t { kFloat32, kFloat16, kE4m3, kE2m1 };
+
+// One copy of the states [S, H, P, N] with its scales, see update.h; all axes but the slot's are contiguous.
+struct CheckpointCopy {
+  void* data;
+  int64_t slotBytes;
+  void* scale;  // one float32 per 128 columns (E4M3), one E4M3 number per 16 (E2M1), or null
+  int64_t scaleSlotBytes;
+  float* headScale;  // [S, H]; E2M1
+  int64_t headScaleSlotStride;
+};
+
 struct UpdateParams {
   int32_t rows, tokens, heads, groups, headsPerGroup;  // B, T, H, G, H / G
   int32_t headDim, stateDim;                           // P, N
@@ -38,7 +50,13 @@ struct UpdateParams {
   void* out;          // act [B, T, H, P]
   int64_t outRowStride, outTokenStride, outHeadStride;
 
-  float* checkpoint;  // [S, H, P, N], all but the slot axis contiguous
+  // What stochastic rounding is keyed by.
+  int32_t layer, headOffset;
+  const int64_t* seed;      // [S]
+  const int32_t* position;  // [S], tokens committed
+
+  CheckpointCopy recurrence, read;  // the same where one copy serves both
+  float* checkpoint;  // [S, H, P, N], all but the slot axis contiguous; float32 states, as recurrence
   int64_t checkpointSlotStride;
   void* ringValue;  // [S, H, C, P], likewise; Mamba-2 x in act, GDN u in float16
   int64_t ringValueSlotStride;
@@ -46,6 +64,10 @@ struct UpdateParams {
   int64_t ringKeySlotStride;
   float* ringDt;  // [S, H, C], likewise; Mamba-2 dt, GDN log-decay
   int64_t ringDtSlotStride;
+  void* ringV;  // [S, H, C, P] act, likewise; GDN that derives its corrections anew
+  int64_t ringVSlotStride;
+  float* ringBeta;  // [S, H, C], likewise
+  int64_t ringBetaSlotStride;
   float* ringKeyFactor;  // [S, G, C], likewise; GDN
   int64_t ringKeyFactorSlotStride;
 };

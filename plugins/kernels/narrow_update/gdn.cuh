@@ -1,0 +1,252 @@
+// The gated delta rule with narrow states (paper, Alg. 5-6). Vector 2t of a step is token t's key, vector 2t + 1 its
+// query, so lane (g, c) = (lane / 4, lane % 4) accumulates, for rows g and g + 8 of a slab and token c, what is
+// recalled for the key (elements 0 and 2) and contributed to the output (1 and 3).
+//
+// Corrections in the ring come from a narrow read copy. A flush derives the committed ones anew from the high-precision
+// checkpoint and the raw values, 16 records at a time, in float32 and without rounding; it folds these and uses them.
+#pragma once
+
+#include "fold.cuh"
+#include "part.cuh"
+
+namespace replayssm {
+
+constexpr float kSquaresEps = 1e-6f;  // under the root of a key's or query's L2 norm
+constexpr float kLargestCorrection = 65504.0f;
+
+// Factors of the step's vectors: 1 / |k|, 1 / (|q| sqrt(N)). By one warp, which also appends those of the keys.
+template <class Traits>
+__device__ __forceinline__ void setNorms(const Part<Traits>& part) {
+  using A = Activation<typename Traits::Act>;
+  const int vector = part.lane / 4, c = part.lane % 4, token = vector / 2;
+  const char* row = part.vectorRow(min(vector, part.vectors() - 1)) + c * 16;
+  float squares = 0.0f;
+#pragma unroll
+  for (int b = 0; b < Traits::kBlocks; ++b) {
+    const uint4 piece = *reinterpret_cast<const uint4*>(row + b * 64);
+    const uint32_t words[4] = {piece.x, piece.y, piece.z, piece.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      squares = fmaf(A::low(words[i]), A::low(words[i]), fmaf(A::high(words[i]), A::high(words[i]), squares));
+    }
+  }
+  squares += __shfl_xor_sync(kAllLanes, squares, 1);
+  squares += __shfl_xor_sync(kAllLanes, squares, 2);
+  const float norm = sqrtf(squares + kSquaresEps);
+  const float factor = 1.0f / (vector % 2 == 0 ? norm : norm * sqrtf(static_cast<float>(Traits::kStateDim)));
+  if (c != 0) return;
+  const UpdateParams& p = part.p;
+  part.norms()[vector] = vector < part.vectors() ? factor : 0.0f;
+  if (vector % 2 == 0 && token < part.tokens && part.firstHead == part.group * p.headsPerGroup) {
+    p.ringKeyFactor[part.slot * p.ringKeyFactorSlotStride + static_cast<int64_t>(part.group) * p.ringRows +
+                    part.ringRow(part.pending + token)] = factor;
+  }
+}
+
+// gram[16 j + l] of each 16 committed records: the product of keys j and l, with both factors. By all warps.
+template <class Traits>
+__device__ __forceinline__ void multiplyRecords(const Part<Traits>& part) {
+  const int lane = part.lane, tiles = (part.pending + 15) / 16 * 4;
+  for (int i = part.warp; i < tiles; i += Traits::kWarps) {
+    const int first = i / 4 * 16, j = first + i / 2 % 2 * 8 + lane / 4, l = first + i % 2 * 8;
+    Vectors<Traits> vectors{};
+#pragma unroll
+    for (int b = 0; b < Traits::kBlocks; ++b) {
+      if (j < part.pending) {
+        vectors.part[0][b] =
+            *reinterpret_cast<const uint4*>(part.keys() + j * Traits::kKeyPitch + b * 64 + lane % 4 * 16);
+      }
+    }
+    float dot[4];
+    keyDots<Traits>(dot, part.keys(), min(l, part.pending - 1), part.pending, vectors, 0, lane);
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const int record = l + 2 * (lane % 4) + e;
+      const bool real = j < part.pending && record < part.pending;
+      part.gram()[(j / 16 * 16 + j % 16) * 16 + record % 16] =
+          real ? dot[e] * part.factors()[j] * part.factors()[record] : 0.0f;
+    }
+  }
+}
+
+// What the step's tokens do to each other and to their outputs, from `sum`: what checkpoint and committed records
+// recall. Corrections are rounded to float16 before anything uses them, and appended.
+template <class Traits, int kSlabs>
+__device__ __forceinline__ void solveTokens(float (&sum)[kSlabs][4], const Part<Traits>& part, const Decay& decay,
+                                            int index, int firstSlab, const char* values, int pitch, int lane) {
+  using A = Activation<typename Traits::Act>;
+  const UpdateParams& p = part.p;
+  const int vector = lane / 4, token = vector / 2, i0 = 2 * (lane % 4);
+  const float4 dot = part.tokenDots()[lane];
+  float log[2];
+  decay.between(log, i0, token, part.tokens);
+  float coupling[2];
+#pragma unroll
+  for (int e = 0; e < 2; ++e) {
+    const bool past = i0 + e < token || (vector % 2 == 1 && i0 + e == token);
+    const float key = part.norms()[min(2 * (i0 + e), 6)];
+    coupling[e] = past && token < part.tokens ? key * part.norms()[vector] * expf(log[e]) * (e == 0 ? dot.x : dot.y)
+                                              : 0.0f;
+  }
+  const int head = part.firstHead + index;
+  __half* ring = static_cast<__half*>(p.ringValue) + part.slot * p.ringValueSlotStride +
+                 static_cast<int64_t>(head) * p.ringRows * Traits::kHeadDim + firstSlab * 16 + lane / 4;
+  const float* beta = part.beta(index) + part.pending;
+#pragma unroll
+  for (int t = 0; t < Traits::kMaxTokens; ++t) {
+    if (t >= part.tokens) break;
+    const char* value = values + (part.pending + t) * pitch + lane / 4 * 2;
+    __half* to = ring + static_cast<int64_t>(part.ringRow(part.pending + t)) * Traits::kHeadDim;
+    float weight[2];
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      weight[e] = __shfl_sync(kAllLanes, coupling[t % 2], (2 * (lane % 4) + e) * 4 + t / 2);
+    }
+#pragma unroll
+    for (int m = 0; m < kSlabs; ++m) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float v = A::toFloat(*reinterpret_cast<const uint16_t*>(value + 32 * m + 16 * half));
+        const float exact = beta[t] * (v - sum[m][2 * half]);
+        const float own = fminf(fmaxf(exact, -kLargestCorrection), kLargestCorrection);
+        const __half rounded = __float2half_rn(__shfl_sync(kAllLanes, own, (lane & ~3) | t));
+        if (lane % 4 == t) to[16 * m + 8 * half] = rounded;
+        const float u = __half2float(rounded);
+#pragma unroll
+        for (int e = 0; e < 2; ++e) sum[m][2 * half + e] = fmaf(weight[e], u, sum[m][2 * half + e]);
+      }
+    }
+  }
+}
+
+// A step that does not flush: sum, the product of codes and vectors, becomes the outputs. scale: of the codes.
+template <class Traits, int kSlabs>
+__device__ __forceinline__ void streamGdn(float (&sum)[kSlabs][4], const Part<Traits>& part, int index, int firstSlab,
+                                          const char* values, float scale, float queryFactor) {
+  const int lane = part.lane, pending = part.pending, tokens = part.tokens;
+  const float norm = part.norms()[lane / 4];
+  Decay decay;
+  decay.loadGdn(part.dt(index), part.factors(), pending, tokens, lane);
+  const float prefix = __shfl_sync(kAllLanes, decay.prefix, lane % 4);
+#pragma unroll
+  for (int e = 0; e < 2; ++e) {
+    const int source = (2 * (lane % 4) + e) * 4;
+    const float factor = scale * __shfl_sync(kAllLanes, queryFactor, source) * __shfl_sync(kAllLanes, norm, source) *
+                         expf(decay.total + prefix);
+#pragma unroll
+    for (int m = 0; m < kSlabs; ++m) {
+      sum[m][e] *= factor;
+      sum[m][2 + e] *= factor;
+    }
+  }
+  const float reach = __shfl_sync(kAllLanes, decay.prefix, lane / 8);
+  const float alpha = lane / 8 < tokens ? expf(reach) * norm : 0.0f;
+#pragma unroll 1
+  for (int first = 0; first < pending; first += 16) {
+    const float4 dot = part.dots()[2 * first + lane];
+    const float dots[4] = {dot.x, dot.y, dot.z, dot.w};
+    float weight[4];
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const int record = first + 2 * (lane % 4) + e % 2 + e / 2 * 8;
+      const float committed = decay.committed(first, record);
+      weight[e] = record < pending ? committed * alpha * dots[e] : 0.0f;
+    }
+    addRecords<__half, kSlabs, Traits::kValuePitch>(sum, sharedAddress(values) + first * Traits::kValuePitch, weight,
+                                                    pending - first, lane);
+  }
+  solveTokens<Traits, kSlabs>(sum, part, decay, index, firstSlab, values, Traits::kValuePitch, lane);
+}
+
+// Up to 16 committed records from `first` on: derives their corrections from the slab before them, and folds them.
+template <class Traits>
+__device__ __forceinline__ void deriveAndFold(Slab& s, const Part<Traits>& part, int index, int first,
+                                              const char* values, int lane) {
+  using A = Activation<typename Traits::Act>;
+  const int count = min(part.pending - first, 16);
+  const char* keys = part.keys() + first * Traits::kKeyPitch;
+  const float* factors = part.factors() + first;
+  const float* log = part.dt(index) + first;
+  const float* beta = part.beta(index) + first;
+  const float* gram = part.gram() + first * 16;
+  // Lane (g, c): what is recalled for records 8 tile + 2c + e, rows g and g + 8, as of the record being derived.
+  float recall[2][4];
+#pragma unroll
+  for (int tile = 0; tile < 2; ++tile) {
+    const int record = 8 * tile + lane / 4;
+    readSlab<Traits>(recall[tile], s, keys + record * Traits::kKeyPitch, record < count, lane);
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const int column = 8 * tile + 2 * (lane % 4) + e % 2;
+      recall[tile][e] *= column < count ? factors[column] : 0.0f;
+    }
+  }
+  float u[4][2] = {};  // of records c, c + 4, c + 8, c + 12
+#pragma unroll
+  for (int j = 0; j < 16; ++j) {
+    if (j >= count) break;
+    const float alpha = expf(log[j]);
+    const char* value = values + (first + j) * Traits::kSlabValuePitch + lane / 4 * 2;
+    const float2 low = *reinterpret_cast<const float2*>(gram + 16 * j + 2 * (lane % 4));
+    const float2 high = *reinterpret_cast<const float2*>(gram + 16 * j + 8 + 2 * (lane % 4));
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        recall[0][2 * half + e] *= alpha;
+        recall[1][2 * half + e] *= alpha;
+      }
+      const float own = __shfl_sync(kAllLanes, recall[j / 8][2 * half + j % 2], (lane & ~3) | j % 8 / 2);
+      const float v = A::toFloat(*reinterpret_cast<const uint16_t*>(value + 16 * half));
+      const float correction = beta[j] * (v - own);
+      if (lane % 4 == j % 4) u[j / 4][half] = correction;
+      recall[0][2 * half] = fmaf(correction, low.x, recall[0][2 * half]);
+      recall[0][2 * half + 1] = fmaf(correction, low.y, recall[0][2 * half + 1]);
+      recall[1][2 * half] = fmaf(correction, high.x, recall[1][2 * half]);
+      recall[1][2 * half + 1] = fmaf(correction, high.y, recall[1][2 * half + 1]);
+    }
+  }
+  Decay decay;
+  decay.loadGdn(log, factors, count, 0, lane);
+  uint32_t high[2][4], low[2][4];
+#pragma unroll
+  for (int step = 0; step < 2; ++step) {
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const float factor = decay.committed(0, 8 * step + lane % 4 + 4 * e);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const Split split = splitTf32Rounded(factor * u[2 * step + e][half]);
+        high[step][2 * e + half] = split.high;
+        low[step][2 * e + half] = split.low;
+      }
+    }
+  }
+  foldFragments<Traits>(s, keys, high, low, expf(decay.total), 0, count, lane);
+}
+
+// A flush: folds the committed records into the slab and computes the outputs.
+template <class Traits>
+__device__ __forceinline__ void flushGdn(float (&sum)[4], Slab& s, const Part<Traits>& part, int index, int slab,
+                                         const char* values, int lane) {
+#pragma unroll 1
+  for (int first = 0; first < part.pending; first += 16) {
+    deriveAndFold<Traits>(s, part, index, first, values, lane);
+  }
+  float recalled[1][4];
+  readSlab<Traits>(recalled[0], s, part.vectorRow(lane / 4), lane / 4 < part.vectors(), lane);
+  Decay decay;
+  decay.loadGdn(part.dt(index) + part.pending, part.factors(), 0, part.tokens, lane);
+  const float alpha = expf(__shfl_sync(kAllLanes, decay.prefix, lane % 4));
+#pragma unroll
+  for (int e = 0; e < 2; ++e) {
+    const float factor = alpha * part.norms()[2 * (lane % 4) + e];
+    recalled[0][e] *= factor;
+    recalled[0][2 + e] *= factor;
+  }
+  solveTokens<Traits, 1>(recalled, part, decay, index, slab, values, Traits::kSlabValuePitch, lane);
+#pragma unroll
+  for (int e = 0; e < 4; ++e) sum[e] = recalled[0][e];
+}
+
+}  // namespace replayssm

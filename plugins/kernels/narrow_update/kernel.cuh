@@ -1,0 +1,68 @@
+// The update with narrow states: a CTA a part (a run of heads of one row and group). Several CTAs share a
+// multiprocessor, so that one's start hides behind the others' streams.
+#pragma once
+
+#include "flush.cuh"
+#include "stream.cuh"
+
+namespace replayssm {
+
+template <class Traits>
+__global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksWanted)
+    narrowUpdateKernel(const __grid_constant__ UpdateParams p, const __grid_constant__ NarrowLayout layout) {
+  extern __shared__ __align__(128) char shared[];
+  static_assert(Traits::kWarps * kMaxNarrowStages * 8 <= kBarrierArea, "barriers fit before the keys");
+  const int partHeads = layout.partHeads;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int row = static_cast<int>(blockIdx.x), group = static_cast<int>(blockIdx.y);
+  const int first = static_cast<int>(blockIdx.z) * partHeads;
+  const uint32_t barriers = sharedAddress(shared) + warp * kMaxNarrowStages * 8;
+  if (lane == 0) {
+#pragma unroll 1
+    for (int s = 0; s < layout.stages; ++s) barrierInit(barriers + 8 * s, 32);
+    barrierInitFence();
+  }
+  __syncwarp();
+  waitForPredecessor();
+  const int slot = __ldcg(p.slot + row * p.slotStride);
+  const int tokens = min(max(__ldcg(p.numTokens + row * p.numTokensStride), 0), p.tokens);
+  Part<Traits> part{p,     layout, shared, warp, lane, row, slot, tokens, 0, 0, group, group * p.headsPerGroup + first,
+                    min(partHeads, p.headsPerGroup - first)};
+  if (slot < 0 || tokens == 0) {
+    part.writeZeros();
+    return;
+  }
+  const HeadStream<Traits> stream{part, barriers};
+  const HeadFlush<Traits> flush{part, barriers};
+  part.origin = __ldcg(p.origin + slot);
+  part.pending = __ldcg(p.pending + slot);
+  part.loadShared(threadIdx.x);
+  const bool flushes = part.flushes();
+  if (flushes) {
+    flush.start();
+  } else {
+    stream.start();
+  }
+  releaseDependents();
+  loadsWaitGroups();
+  __syncthreads();
+  part.multiplyKeys();
+  if (!flushes && warp == Traits::kWarps - 1) QueryFragments<Traits>::make(part);
+  if constexpr (Traits::kGdn) {
+    if (warp == Traits::kWarps - 2) setNorms(part);
+    if (flushes) multiplyRecords(part);
+  }
+  part.appendShared(threadIdx.x);
+  __syncthreads();
+  if (flushes) {
+    if constexpr (Traits::kPlain) {
+      setPlainFolds(part);
+      __syncthreads();
+    }
+    flush.run();
+  } else {
+    stream.run();
+  }
+}
+
+}  // namespace replayssm

@@ -1,0 +1,262 @@
+// What a CTA knows of its part, and the loads and sums that all its warps share: keys, queries, step sizes, head
+// scalars, key-query products. Only records 0..h-1 (ring) and tokens 0..num_tokens-1 (inputs) are ever read.
+#pragma once
+
+#include "../common/mbarrier.cuh"
+#include "../replay_update/params.h"
+#include "../replay_update/readout.cuh"
+#include "records.cuh"
+
+namespace replayssm {
+
+// Until this thread's committed groups of loads have landed; later loads may be on their way.
+__device__ __forceinline__ void loadsWaitGroups() { asm volatile("cp.async.wait_group 0;" ::: "memory"); }
+
+// Into the second-level cache: keeps more on its way than shared memory has room for.
+__device__ __forceinline__ void prefetchBytes(const void* source, uint32_t bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(source), "r"(bytes) : "memory");
+}
+
+// A warp's place in the part, and the part itself.
+template <class Traits>
+struct Part {
+  using Act = typename Traits::Act;
+  const UpdateParams& p;
+  const NarrowLayout& layout;
+  char* const shared;
+  const int warp, lane;
+  int row, slot, tokens, origin, pending;
+  int group, firstHead, heads;  // heads firstHead .. firstHead + heads - 1
+
+  __device__ bool flushes() const { return pending + tokens > p.window; }
+
+  __device__ int ringRow(int record) const {
+    const int r = origin + record;
+    return r < p.ringRows ? r : r - p.ringRows;
+  }
+
+  __device__ const float* dt(int index) const {
+    return reinterpret_cast<const float*>(shared + layout.dtOffset) + index * layout.dtPitch;
+  }
+  __device__ float* scalars() const { return reinterpret_cast<float*>(shared + layout.scalarOffset); }
+  __device__ float4* dots() const { return reinterpret_cast<float4*>(shared + layout.dotOffset); }
+  __device__ const char* keys() const { return shared + layout.keyOffset; }
+  __device__ const char* queries() const { return shared + layout.queryOffset; }
+  __device__ int vectors() const { return tokens * Traits::kVectorsPerToken; }
+  // A token's query, or for GDN its key, then its query.
+  __device__ const char* vectorRow(int vector) const {
+    const char* rows = Traits::kGdn && vector % 2 == 0 ? keys() + pending * Traits::kKeyPitch : queries();
+    return rows + vector / Traits::kVectorsPerToken * Traits::kKeyPitch;
+  }
+
+  // GDN: factors of the committed keys, of the step's vectors, beta and key products of a head's records.
+  __device__ float* factors() const { return reinterpret_cast<float*>(shared + layout.factorOffset); }
+  __device__ float* norms() const { return reinterpret_cast<float*>(shared + layout.normOffset); }
+  __device__ const float* beta(int index) const {
+    return reinterpret_cast<const float*>(shared + layout.betaOffset) + index * layout.dtPitch;
+  }
+  __device__ float* gram() const { return reinterpret_cast<float*>(shared + layout.gramOffset); }
+  __device__ char* own() const { return shared + layout.privateOffset + warp * layout.privateBytes; }
+
+  // kPieces 16-byte pieces of every record: committed ones from ring rows of `rowElements`, then this step's. By
+  // kThreads cooperating threads, of which a few at the end may stay idle.
+  template <int kPieces, int kThreads>
+  __device__ __forceinline__ void loadRows(uint32_t target, int pitch, const Act* ring, int rowElements,
+                                           const Act* input, int64_t tokenStride, int thread) const {
+    constexpr int kRows = kThreads / kPieces;
+    const int first = thread / kPieces, piece = thread % kPieces;
+    if (first >= kRows) return;
+    const int total = pending + tokens;
+    constexpr int kPasses = (Traits::kPlainWindow + kRows) / kRows;  // enough for plain steps
+#pragma unroll(Traits::kPlain ? kPasses : 2)
+    for (int pass = 0; pass < (Traits::kPlain ? kPasses : total); ++pass) {
+      const int record = first + pass * kRows;
+      if (record >= total) break;
+      const Act* source = ring + ringRow(record) * rowElements;
+      if (record >= pending) source = Traits::kMaxTokens == 1 ? input : input + (record - pending) * tokenStride;
+      pieceLoad(target + record * pitch + piece * 16, source + piece * 8);
+    }
+  }
+
+  // Starts everything the whole part shares; one group of this thread's loads.
+  __device__ void loadShared(int thread) const {
+    const uint32_t base = sharedAddress(shared);
+    const Act* ring = static_cast<const Act*>(p.ringKey) + slot * p.ringKeySlotStride +
+                      static_cast<int64_t>(group) * p.ringRows * Traits::kStateDim;
+    const Act* keys = static_cast<const Act*>(p.k.data) + row * p.k.rowStride + group * p.k.headStride;
+    const Act* query = static_cast<const Act*>(p.q.data) + row * p.q.rowStride + group * p.q.headStride;
+    constexpr int kPieces = Traits::kStateDim / 8;
+    loadRows<kPieces, Traits::kThreads>(base + layout.keyOffset, Traits::kKeyPitch, ring, Traits::kStateDim, keys,
+                                        p.k.tokenStride, thread);
+#pragma unroll 1
+    for (int i = thread; i < tokens * kPieces; i += Traits::kThreads) {
+      const int token = i / kPieces, piece = i % kPieces;
+      pieceLoad(base + layout.queryOffset + token * Traits::kKeyPitch + piece * 16,
+                query + token * p.q.tokenStride + piece * 8);
+    }
+    const float* step = static_cast<const float*>(p.dt.data) + row * p.dt.rowStride;
+#pragma unroll 1
+    for (int index = warp; index < heads; index += Traits::kWarps) {
+      const int head = firstHead + index;
+      const float* ringDt = p.ringDt + slot * p.ringDtSlotStride + static_cast<int64_t>(head) * p.ringRows;
+#pragma unroll 1
+      for (int j = lane; j < pending + tokens; j += 32) {
+        wordLoad(base + layout.dtOffset + (index * layout.dtPitch + j) * 4,
+                 j < pending ? ringDt + ringRow(j)
+                             : step + head * p.dt.headStride + (j - pending) * p.dt.tokenStride);
+      }
+    }
+    if constexpr (Traits::kGdn) loadGdn(thread, base);
+    if (thread < heads) {
+      const uint32_t target = base + layout.scalarOffset + thread * 4;
+      if constexpr (!Traits::kGdn) {
+        wordLoad(target, p.a + firstHead + thread);
+        if (p.skip != nullptr) wordLoad(target + kMaxPartHeads * 4, p.skip + firstHead + thread);
+      }
+      if constexpr (Traits::kRead == StateFormat::kE2m1) {
+        wordLoad(target + 2 * kMaxPartHeads * 4,
+                 p.read.headScale + slot * p.read.headScaleSlotStride + firstHead + thread);
+      }
+    }
+    loadsCommit();
+  }
+
+  // Factors of the committed keys; beta of the tokens, and on a flush of the committed records.
+  __device__ void loadGdn(int thread, uint32_t base) const {
+    const float* ringFactor = p.ringKeyFactor + slot * p.ringKeyFactorSlotStride +
+                              static_cast<int64_t>(group) * p.ringRows;
+    if (thread < pending) wordLoad(base + layout.factorOffset + thread * 4, ringFactor + ringRow(thread));
+    const float* input = static_cast<const float*>(p.beta.data) + row * p.beta.rowStride;
+#pragma unroll 1
+    for (int index = warp; index < heads; index += Traits::kWarps) {
+      const int head = firstHead + index;
+      const float* ring = p.ringBeta + slot * p.ringBetaSlotStride + static_cast<int64_t>(head) * p.ringRows;
+#pragma unroll 1
+      for (int j = (flushes() ? 0 : pending) + lane; j < pending + tokens; j += 32) {
+        wordLoad(base + layout.betaOffset + (index * layout.dtPitch + j) * 4,
+                 j < pending ? ring + ringRow(j)
+                             : input + head * p.beta.headStride + (j - pending) * p.beta.tokenStride);
+      }
+    }
+  }
+
+  // Products of the step's vectors with 16 records from `first` on, of `total`.
+  __device__ void multiplyTile(float4* to, int first, int total) const {
+    Vectors<Traits> q;
+    q.load(keys() + pending * Traits::kKeyPitch, queries(), tokens, lane);
+    float low[4], high[4] = {};
+    keyDots<Traits>(low, keys(), first, total, q, 0, lane);
+    if (first + 8 < total) keyDots<Traits>(high, keys(), first + 8, total, q, 0, lane);
+    to[lane] = make_float4(low[0], low[1], high[0], high[1]);
+  }
+
+  // The key products a step needs, a tile of 16 records a warp: all records, on a flush the tokens alone. GDN has the
+  // tokens in a tile of their own, the last.
+  __device__ void multiplyKeys() const {
+    const int total = pending + tokens;
+    if constexpr (Traits::kGdn) {
+      const int tiles = flushes() ? 0 : (pending + 15) / 16;
+      for (int tile = warp; tile <= tiles; tile += Traits::kWarps) {
+        if (tile < tiles) {
+          multiplyTile(dots() + 32 * tile, 16 * tile, pending);
+        } else {
+          multiplyTile(tokenDots(), pending, total);
+        }
+      }
+    } else {
+      const int first = flushes() ? pending : 0;
+      for (int tile = warp; first + 16 * tile < total; tile += Traits::kWarps) {
+        multiplyTile(dots() + 32 * tile, first + 16 * tile, total);
+      }
+    }
+  }
+
+  __device__ float4* tokenDots() const { return dots() + (p.window + 15) / 16 * 32; }
+
+  // This step's keys and step sizes into ring rows h, h + 1, ...; nobody reads those now.
+  __device__ void appendShared(int thread) const {
+    constexpr int kPieces = Traits::kStateDim / 8;
+    if (firstHead == group * p.headsPerGroup) {
+      Act* ring = static_cast<Act*>(p.ringKey) + slot * p.ringKeySlotStride +
+                  static_cast<int64_t>(group) * p.ringRows * Traits::kStateDim;
+#pragma unroll 1
+      for (int i = thread; i < tokens * kPieces; i += Traits::kThreads) {
+        const int token = i / kPieces, piece = i % kPieces;
+        *reinterpret_cast<uint4*>(ring + ringRow(pending + token) * Traits::kStateDim + piece * 8) =
+            *reinterpret_cast<const uint4*>(shared + layout.keyOffset + (pending + token) * Traits::kKeyPitch +
+                                            piece * 16);
+      }
+    }
+    if constexpr (Traits::kGdn) {
+      float* ringBeta = p.ringBeta + slot * p.ringBetaSlotStride + static_cast<int64_t>(firstHead) * p.ringRows;
+      for (int i = thread; i < heads * tokens; i += Traits::kThreads) {
+        const int index = i / tokens, token = i % tokens;
+        ringBeta[static_cast<int64_t>(index) * p.ringRows + ringRow(pending + token)] = beta(index)[pending + token];
+      }
+    }
+    float* ringDt = p.ringDt + slot * p.ringDtSlotStride + static_cast<int64_t>(firstHead) * p.ringRows;
+#pragma unroll 1
+    for (int i = thread; i < heads * tokens; i += Traits::kThreads) {
+      const int index = i / tokens, token = i % tokens;
+      ringDt[static_cast<int64_t>(index) * p.ringRows + ringRow(pending + token)] = dt(index)[pending + token];
+    }
+  }
+
+  // Lane (g, c) holds rows g and g + 8 of a slab and tokens 2c, 2c + 1 (GDN: vectors, the second of which is token c's
+  // output); tokens from num_tokens on are written as zero.
+  __device__ void writeOutput(int head, int slab, const float (&sum)[4]) const {
+    Act* out = static_cast<Act*>(p.out) + row * p.outRowStride + head * p.outHeadStride + slab * 16 + lane / 4;
+    if constexpr (Traits::kGdn) {
+      writeToken(out, lane % 4, sum[1], sum[3]);
+    } else {
+#pragma unroll
+      for (int e = 0; e < (Traits::kMaxTokens > 1 ? 2 : 1); ++e) {
+        writeToken(out, 2 * (lane % 4) + e, sum[e], sum[2 + e]);
+      }
+    }
+  }
+
+  __device__ void writeToken(Act* out, int token, float low, float high) const {
+    if (token >= p.tokens) return;
+    uint16_t* at = reinterpret_cast<uint16_t*>(out + token * p.outTokenStride);
+    at[0] = Activation<Act>::fromFloat(token < tokens ? low : 0.0f);
+    at[8] = Activation<Act>::fromFloat(token < tokens ? high : 0.0f);
+  }
+
+  __device__ void writeZeros() const {
+    const float zero[4] = {};
+    for (int index = warp; index < heads; index += Traits::kWarps) {
+#pragma unroll 1
+      for (int slab = 0; slab < Traits::kSlabs; ++slab) writeOutput(firstHead + index, slab, zero);
+    }
+  }
+
+  // What a head's committed records are read from: x, or GDN's corrections (16 bits as well).
+  __device__ const Act* ringValues(int head) const {
+    return static_cast<const Act*>(p.ringValue) + slot * p.ringValueSlotStride +
+           static_cast<int64_t>(head) * p.ringRows * Traits::kHeadDim;
+  }
+  // Where a token's value is appended: x, or GDN's raw values.
+  __device__ Act* ringInputs(int head) const {
+    if constexpr (!Traits::kGdn) return const_cast<Act*>(ringValues(head));
+    return static_cast<Act*>(p.ringV) + slot * p.ringVSlotStride +
+           static_cast<int64_t>(head) * p.ringRows * Traits::kHeadDim;
+  }
+  __device__ const Act* tokenValues(int head) const {
+    return static_cast<const Act*>(p.value.data) + row * p.value.rowStride + head * p.value.headStride;
+  }
+
+  // Tokens' values from shared memory into the ring: `pieces` 16-byte pieces a row from column `first` on.
+  __device__ void appendValues(int head, const char* values, int pitch, int first, int pieces) const {
+    Act* ring = ringInputs(head) + first;
+#pragma unroll 1
+    for (int i = lane; i < tokens * pieces; i += 32) {
+      const int token = i / pieces, piece = i % pieces;
+      *reinterpret_cast<uint4*>(ring + static_cast<int64_t>(ringRow(pending + token)) * Traits::kHeadDim +
+                                piece * 8) =
+          *reinterpret_cast<const uint4*>(values + (pending + token) * pitch + piece * 16);
+    }
+  }
+};
+
+}  // namespace replayssm

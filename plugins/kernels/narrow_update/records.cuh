@@ -1,0 +1,134 @@
+// Committed records and this step's tokens as columns of one matrix product: 16 records a tile, weights split into
+// three 16-bit parts, which together hold the float32 weight.
+#pragma once
+
+#include "../common/activation.cuh"
+#include "../common/mma.cuh"
+#include "../replay_update/decay.cuh"
+#include "traits.cuh"
+
+namespace replayssm {
+
+// d[i] of an 8 x 8 matrix of 16-bit numbers each, transposed; lane l gives the address of row l % 8 of matrix l / 8.
+__device__ __forceinline__ void loadTransposed(uint32_t (&d)[4], uint32_t row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+               : "r"(row)
+               : "memory");
+}
+
+template <class Act>
+struct WeightParts;
+
+// bfloat16 has float32's range: the parts are the number, the rest, and the rest's rest.
+template <>
+struct WeightParts<__nv_bfloat16> {
+  uint32_t part[3][2];
+  static constexpr bool kScaled = false;
+  __device__ __forceinline__ float set(const float (&weight)[4]) {
+#pragma unroll
+    for (int pair = 0; pair < 2; ++pair) {
+      float x = weight[2 * pair], y = weight[2 * pair + 1];
+#pragma unroll
+      for (int i = 0; i < 3; ++i) {
+        const __nv_bfloat162 both = __floats2bfloat162_rn(x, y);
+        part[i][pair] = *reinterpret_cast<const uint32_t*>(&both);
+        x -= __uint_as_float(part[i][pair] << 16);
+        y -= __uint_as_float(part[i][pair] & 0xffff0000u);
+      }
+    }
+    return 1.0f;
+  }
+};
+
+// float16 has not: the warp's weights are scaled to its range first. Returns what the product is multiplied by.
+template <>
+struct WeightParts<__half> {
+  uint32_t part[3][2];
+  static constexpr bool kScaled = true;
+  __device__ __forceinline__ float set(const float (&weight)[4]) {
+    float largest = fmaxf(fmaxf(fabsf(weight[0]), fabsf(weight[1])), fmaxf(fabsf(weight[2]), fabsf(weight[3])));
+#pragma unroll
+    for (int d = 16; d > 0; d /= 2) largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, d));
+    const int exponent = max(static_cast<int>(__float_as_uint(largest) >> 23) - 127, -100);
+    const float up = __uint_as_float(static_cast<uint32_t>(127 + 14 - exponent) << 23);
+#pragma unroll
+    for (int pair = 0; pair < 2; ++pair) {
+      float x = weight[2 * pair] * up, y = weight[2 * pair + 1] * up;
+#pragma unroll
+      for (int i = 0; i < 3; ++i) {
+        const __half2 both = __floats2half2_rn(x, y);
+        part[i][pair] = *reinterpret_cast<const uint32_t*>(&both);
+        const float2 back = __half22float2(both);
+        x -= back.x;
+        y -= back.y;
+      }
+    }
+    return __uint_as_float(static_cast<uint32_t>(127 - 14 + exponent) << 23);
+  }
+};
+
+// One head's decay, as token g of lane (g, c) needs it.
+struct HeadWeights {
+  Decay decay;
+  float skip;        // set by the caller
+  float tokenDecay;  // exp of the log-decay from the newest committed record to token g
+
+  __device__ void load(const float* dt, float a, int pending, int tokens, int lane) {
+    decay.loadMamba2(dt, a, pending, tokens, lane);
+    tokenDecay = expf(__shfl_sync(kAllLanes, decay.prefix, lane / 4));
+  }
+};
+
+// Weights of records first + {2c, 2c + 1, 2c + 8, 2c + 9} for token g; dot: their products with its query. `first` is
+// a multiple of 16 or, for the tokens alone, `pending`. Zero where the record does not reach the token.
+template <class Traits, bool kTokensOnly>
+__device__ __forceinline__ void recordWeights(float (&weight)[4], const float4& dot, const HeadWeights& head, int first,
+                                              int pending, int tokens, int lane) {
+  const float dots[4] = {dot.x, dot.y, dot.z, dot.w};
+  const int token = lane / 4;
+  const int base = first + 2 * (lane % 4) - pending;
+  float log[2][2];
+  head.decay.between(log[0], base, token, tokens);
+  head.decay.between(log[1], base + 8, token, tokens);
+#pragma unroll
+  for (int e = 0; e < 4; ++e) {
+    const int record = first + 2 * (lane % 4) + e % 2 + e / 2 * 8;
+    const int source = record - pending;  // token of this step
+    float committed = 0.0f;
+    if constexpr (!kTokensOnly) committed = head.decay.committed(first, record) * head.tokenDecay;
+    const float draft = __shfl_sync(kAllLanes, head.decay.draftWeight, source & 31) * expf(log[e / 2][e % 2]);
+    const float factor = source < 0 ? committed : draft;
+    const bool reaches = token < tokens && source <= token;
+    weight[e] = reaches ? fmaf(factor, dots[e], source == token ? head.skip : 0.0f) : 0.0f;
+  }
+}
+
+// sum[m] += records x weights for the 16 rows of slab m; Value: what the records' values are. `values`: shared address
+// of record `first`'s value in the first slab; `count` records from there on are in place, the others repeat the last
+// one with weight zero.
+template <class Value, int kSlabs, int kPitch>
+__device__ __forceinline__ void addRecords(float (&sum)[kSlabs][4], uint32_t values, const float (&weight)[4],
+                                           int count, int lane) {
+  WeightParts<Value> parts;
+  const float factor = parts.set(weight);
+  const int record = min(lane % 8 + lane / 16 * 8, count - 1);
+  const uint32_t row = values + record * kPitch + lane / 8 % 2 * 16;
+#pragma unroll
+  for (int m = 0; m < kSlabs; ++m) {
+    uint32_t x[4];
+    loadTransposed(x, row + 32 * m);
+    if constexpr (WeightParts<Value>::kScaled) {
+      float part[4] = {};
+#pragma unroll
+      for (int i = 0; i < 3; ++i) mmaAct<Value>(part, x, parts.part[i][0], parts.part[i][1]);
+#pragma unroll
+      for (int e = 0; e < 4; ++e) sum[m][e] = fmaf(factor, part[e], sum[m][e]);
+    } else {
+#pragma unroll
+      for (int i = 0; i < 3; ++i) mmaAct<Value>(sum[m], x, parts.part[i][0], parts.part[i][1]);
+    }
+  }
+}
+
+}  // namespace replayssm

@@ -1,0 +1,126 @@
+// Compile-time choices of the update with narrow states, and the shared-memory layout that follows from them.
+//
+// A CTA is kWarps warps and a PART: a run of heads of one row and group. On a step that does not flush, every warp
+// streams its own ITEMS (w, w + kWarps, ...), a head or some rows of one, through a private ring of stages: nobody
+// waits for anybody. On a flush all warps take every head together, 16 state rows each.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "../replay_update/traits.cuh"
+#include "formats.cuh"
+
+namespace replayssm {
+
+constexpr int kMaxPartHeads = 16;
+constexpr int kMaxNarrowStages = 3;  // of a warp
+constexpr int kBarrierArea = 256;    // bytes
+
+template <Family kFamily_, StateFormat kRecurrence_, StateFormat kRead_, class Act_, int kHeadDim_, int kStateDim_,
+          int kWarps_, int kMaxTokens_>
+struct NarrowTraits {
+  static constexpr bool kGdn = kFamily_ == Family::gdn;
+  using Act = Act_;
+  static constexpr StateFormat kRecurrence = kRecurrence_;  // the checkpoint that flushes fold into
+  static constexpr StateFormat kRead = kRead_;              // the copy other steps read
+  static constexpr bool kShared = kRecurrence == kRead;     // one copy serves both
+  static constexpr int kHeadDim = kHeadDim_;                // P
+  static constexpr int kStateDim = kStateDim_;              // N
+  static constexpr int kWarps = kWarps_;
+  static constexpr int kMaxTokens = kMaxTokens_;
+  static constexpr int kThreads = 32 * kWarps;
+  // CTAs a multiprocessor should have registers for: of Mamba-2 twelve warps, eight where that would spill.
+  static constexpr bool kTwelveWarps =
+      kRead == StateFormat::kE2m1 ||
+      (kMaxTokens == 1 && !(kRecurrence == StateFormat::kFloat16 && kRead == StateFormat::kE4m3));
+  static constexpr int kBlocksWanted = kGdn ? 1 : kTwelveWarps ? 12 / kWarps : 2;
+  static constexpr int kSlabs = kHeadDim / 16;  // a slab is the 16 state rows of a matrix instruction
+  static constexpr int kSteps = kStateDim / 16;
+
+  // A streamed item: a whole head, or of the large and few heads of GDN two slabs.
+  static constexpr int kItemSlabs = kGdn ? 2 : kSlabs;
+  static constexpr int kItems = kSlabs / kItemSlabs;  // of a head
+
+  // What the shared read-out code asks for: a token's vectors are its query, for GDN its key and its query, in a tile.
+  static constexpr int kVectorsPerToken = kGdn ? 2 : 1;
+  static constexpr int kTiles = 1;
+  static constexpr int kBlocks = kStateDim / 32;
+  static constexpr int kKeyPitch = kStateDim * 2 + 64;  // bytes; see UpdateTraits
+  static constexpr int kValuePitch = kItemSlabs * 32 + 16;  // of an item's records; eight rows fall on distinct banks
+  static constexpr int kSlabValuePitch = 48;             // of a slab's 16 columns of them, likewise
+
+  using Recurrence = FormatSize<kRecurrence, kStateDim>;
+  using Read = FormatSize<kRead, kStateDim>;
+  static constexpr int kStateBytes = 16 * kItemSlabs * Read::kRowBytes;  // of an item
+  static constexpr int kScaleBytes = 16 * kItemSlabs * Read::kScaleBytes;
+
+  // Plain decoding in windows of up to 16 records has kernels of its own (plain.cuh), which keep a head's 16 weights
+  // and its factors in shared memory.
+  static constexpr bool kPlain = !kGdn && kMaxTokens == 1;
+  static constexpr int kPlainWindow = 16;
+  // Their only query leaves seven columns of a product free: with NVFP4, column j holds the query's part in block j, so
+  // that a row's eight sums are scaled after the product, not its 128 codes before.
+  static constexpr bool kBlockColumns = kPlain && kRead == StateFormat::kE2m1;
+  static constexpr int kMaxRounds = kMaxPartHeads / kWarps;
+  static constexpr int kWeightPitch = 20;  // floats
+  static constexpr int kWeightBytes = kPlain ? kMaxRounds * kWeightPitch * 4 : 0;
+
+  // Every slab of a head must be in some warp's registers while the head's largest magnitude is found.
+  static constexpr bool kWholeHead = kRead == StateFormat::kE2m1;
+  static_assert(!kWholeHead || kWarps >= kSlabs, "a warp for each slab of a head");
+  static_assert(kStateDim == 128, "fragments and FP8 blocks are laid out for 128 columns");
+  static_assert(kHeadDim % 16 == 0 && kSlabs % kItemSlabs == 0, "whole slabs");
+  static_assert(kMaxTokens >= 1 && kMaxTokens * kVectorsPerToken <= 8, "one tile of vectors");
+};
+
+// Byte offsets in a CTA's shared memory. The private areas of the warps come last.
+struct NarrowLayout {
+  int32_t partHeads, dtPitch;
+  int32_t keyOffset, queryOffset, fragmentOffset, dotOffset, dtOffset, scalarOffset, amaxOffset, weightOffset;
+  int32_t factorOffset, normOffset, betaOffset, gramOffset;  // GDN
+  int32_t privateOffset, privateBytes, totalBytes;
+  int32_t stages, stageBytes, valueOffset;                            // of a private area while streaming heads
+  int32_t slabScaleOffset, slabValueOffset, slabValueBytes, codeOffset, codeScaleOffset;  // while flushing
+};
+
+constexpr int32_t roundedUp(int32_t value, int32_t unit) { return (value + unit - 1) / unit * unit; }
+
+template <class Traits>
+constexpr NarrowLayout narrowLayout(int window, int tokens, int heads, int stages) {
+  NarrowLayout s{};
+  const int records = window + tokens;
+  s.partHeads = heads;
+  s.dtPitch = records;
+  s.keyOffset = kBarrierArea;
+  s.queryOffset = s.keyOffset + records * Traits::kKeyPitch;
+  s.fragmentOffset = s.queryOffset + tokens * Traits::kKeyPitch;
+  const int tiles = (window + 15) / 16;
+  s.dotOffset = s.fragmentOffset + roundedUp(tokens * Traits::kVectorsPerToken * (Traits::kStateDim * 2 + 4), 16);
+  s.dtOffset = s.dotOffset + (tiles + (Traits::kGdn ? 1 : 0)) * 32 * 16;
+  s.scalarOffset = s.dtOffset + roundedUp(heads * records * 4, 16);
+  s.amaxOffset = s.scalarOffset + 3 * kMaxPartHeads * 4;  // a, D, head scale
+  s.weightOffset = s.amaxOffset + 2 * 16 * 4;
+  s.factorOffset = s.weightOffset + Traits::kWarps * Traits::kWeightBytes;
+  s.normOffset = s.factorOffset + (Traits::kGdn ? roundedUp(records * 4, 16) : 0);
+  s.betaOffset = s.normOffset + (Traits::kGdn ? 32 : 0);
+  s.gramOffset = s.betaOffset + (Traits::kGdn ? roundedUp(heads * records * 4, 16) : 0);
+  s.privateOffset = roundedUp(s.gramOffset + (Traits::kGdn ? tiles * 16 * 16 * 4 : 0), 128);
+
+  s.stages = stages;
+  s.valueOffset = Traits::kStateBytes + Traits::kScaleBytes;
+  s.stageBytes = roundedUp(s.valueOffset + window * Traits::kValuePitch, 128);
+
+  s.slabScaleOffset = 16 * Traits::Recurrence::kRowBytes;
+  s.slabValueOffset = s.slabScaleOffset + 16 * Traits::Recurrence::kScaleBytes;
+  s.slabValueBytes = records * Traits::kSlabValuePitch;
+  s.codeOffset = s.slabValueOffset + 2 * s.slabValueBytes;
+  s.codeScaleOffset = s.codeOffset + (Traits::kShared ? 0 : 16 * Traits::Read::kRowBytes);
+  const int slab = s.codeScaleOffset + (Traits::kShared ? 0 : 16 * Traits::Read::kScaleBytes);
+
+  s.privateBytes = roundedUp(slab > stages * s.stageBytes ? slab : stages * s.stageBytes, 128);
+  s.totalBytes = s.privateOffset + Traits::kWarps * s.privateBytes;
+  return s;
+}
+
+}  // namespace replayssm
