@@ -1,17 +1,14 @@
-// The update kernel of both families: per team, one producer warp feeds consumer warps that never wait for each other.
+// The update kernel of Mamba-2: per team, one producer warp feeds consumer warps that never wait for each other.
 // Persistent: a CTA per multiprocessor, which streams its share of all heads. For large batches.
 #pragma once
 
-#include <type_traits>
-
-#include "gdn.cuh"
 #include "mamba2.cuh"
 #include "producer.cuh"
 
 namespace replayssm {
 
 template <class Traits>
-using Consumer = std::conditional_t<Traits::kGdn, GdnConsumer<Traits>, Mamba2Consumer<Traits>>;
+using Consumer = Mamba2Consumer<Traits>;
 
 // A team's consumer warp: takes the items in order and hands their stages back.
 template <class Traits>
