@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
-from trtllm_replayssm.checks import require_positive
+from trtllm_replayssm.checks import require_positive, require_type
 from trtllm_replayssm.config import MAX_STEP_TOKENS, ReplayConfig
 from trtllm_replayssm.dtypes import Rounding, StateFormat
 from trtllm_replayssm.errors import ConfigError
@@ -44,6 +44,9 @@ class KvCacheConfig:
         for name in ("max_tokens", "tokens_per_block", "host_cache_size"):
             if getattr(self, name) is not None:
                 require_positive("KvCacheConfig", name, getattr(self, name))
+        for name in ("mamba_ssm_stochastic_rounding", "enable_block_reuse", "reuse_outputs"):
+            require_type("KvCacheConfig", name, getattr(self, name), bool)
+        require_type("KvCacheConfig", "mamba_ssm_cache_dtype", self.mamba_ssm_cache_dtype, str)
         if not 0 < self.free_gpu_memory_fraction <= 1:
             raise ConfigError(
                 "KvCacheConfig", "free_gpu_memory_fraction", expected="in (0, 1]", got=self.free_gpu_memory_fraction
@@ -68,6 +71,7 @@ class MTPDecodingConfig:
     sample_drafts: bool = False
 
     def __post_init__(self) -> None:
+        require_type("MTPDecodingConfig", "sample_drafts", self.sample_drafts, bool)
         layers, drafts = self.num_nextn_predict_layers, self.max_draft_len
         for name, value in (("num_nextn_predict_layers", layers), ("max_draft_len", drafts)):
             if value is not None:

@@ -44,7 +44,7 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
 
     try:
         values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date that does not exist, bytes that are no UTF-8
         raise ConfigError("serve", str(path), expected="YAML", got=" ".join(str(error).split())) from error
     if values is None:
         return {}
@@ -111,8 +111,9 @@ def _config(kind: type[_Config], values: Mapping[str, Any]) -> _Config:
 
 def _refuse_inactive(values: Mapping[str, Any]) -> None:
     for name in _ONE:
-        if values.get(name) not in (None, 1):
-            raise UnsupportedError("serve", name, expected="1 (one device)", got=values[name])
+        value = values.get(name)
+        if value is not None and (type(value) is not int or value != 1):
+            raise UnsupportedError("serve", name, expected="1 (one device)", got=repr(value))
     for name, built in _FIXED.items():
         if values.get(name) is not None and values[name] not in built:
             raise UnsupportedError("serve", name, expected=" or ".join(map(str, built)), got=values[name])
@@ -134,7 +135,7 @@ def _typed(name: str, value: Any, kind: type[_Value]) -> _Value:
     """A value of the wanted type; enumerations by their value."""
     if kind in (StateFormat, Rounding):
         members = {member.value: member for member in kind}  # type: ignore[attr-defined]
-        if value in members:
+        if isinstance(value, str) and value in members:
             return members[value]  # type: ignore[no-any-return]
         raise ConfigError("serve", name, expected=list(members), got=repr(value))
     if isinstance(value, bool) is not (kind is bool) or not isinstance(value, kind):

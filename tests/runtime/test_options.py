@@ -148,3 +148,15 @@ def test_d02_rounding_a_recurrence_to_nearest_is_warned_about(caplog: pytest.Log
         caplog.clear()
         resolve_replay(replay, KvCacheConfig(), 0, "float32")
         assert ("biased" in caplog.text) is warned
+
+
+@pytest.mark.parametrize("value", ["no", 1, [], None])
+def test_a_switch_is_true_or_false_and_nothing_else(value: object) -> None:
+    for kind, name in (
+        (KvCacheConfig, "enable_block_reuse"),
+        (KvCacheConfig, "reuse_outputs"),
+        (KvCacheConfig, "mamba_ssm_stochastic_rounding"),
+        (MTPDecodingConfig, "sample_drafts"),
+    ):
+        with pytest.raises(ConfigError, match=f"{name}: expected bool"):
+            kind(**{name: value})  # type: ignore[arg-type]

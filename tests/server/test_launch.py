@@ -129,3 +129,21 @@ def test_yaml_makes_no_objects(tmp_path: Path) -> None:
 def test_settings_of_the_server_are_checked(name: str, value: object) -> None:
     with pytest.raises(ConfigError):
         ServerSettings(**{"model_name": "m", name: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("value", [["float16"], {"a": 1}, 16, True])
+def test_a_format_that_is_no_word_is_refused_by_name(value: object) -> None:
+    with pytest.raises(ConfigError, match=r"replayssm\.recurrence"):
+        resolve({"replayssm": {"recurrence": value}})
+
+
+@pytest.mark.parametrize("value", [True, 1.0, "1"])
+def test_one_device_is_the_number_one(value: object) -> None:
+    with pytest.raises(UnsupportedError, match="tp_size"):
+        resolve({"tp_size": value})
+
+
+def test_a_date_that_does_not_exist_is_told_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text("a: 2024-13-45\n")
+    with pytest.raises(ConfigError, match=r"c\.yaml"):
+        read_yaml(tmp_path / "c.yaml")
