@@ -22,6 +22,7 @@ from trtllm_replayssm.runtime.session.base import RawArray
 
 FORMAT = "trtllm-replayssm request"
 VERSION = 2
+_MAX_BYTES = (1 << 63) - 1  # of one array
 # The format's names of element types -> torch's, and their bytes
 _TYPES = {
     "F64": ("float64", 8), "F32": ("float32", 4), "F16": ("float16", 2), "BF16": ("bfloat16", 2),
@@ -71,6 +72,8 @@ def read(path: str | Path) -> Container:
     one of another version.
     """
     try:
+        if not Path(path).is_file() and Path(path).exists():  # opening a pipe would wait for a writer
+            raise _damaged(path, "no regular file")
         with safe_open(path, framework="np") as handle:  # checks the header against the file's size
             metadata = handle.metadata() or {}
             slices = [(name, handle.get_slice(name)) for name in handle.offset_keys()]
@@ -90,6 +93,9 @@ def read(path: str | Path) -> Container:
         if dtype not in _TYPES:
             raise _damaged(path, f"tensor {name} of type {dtype}")
         kind, itemsize = _TYPES[dtype]
+        # An empty array may claim sizes whose strides overflow
+        if math.prod(max(n, 1) for n in shape) * itemsize > _MAX_BYTES:
+            raise _damaged(path, f"tensor {name} of sizes {list(shape)}")
         size = math.prod(shape) * itemsize
         arrays[name] = (kind, shape, content[begin : begin + size])
         begin += size

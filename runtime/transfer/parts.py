@@ -48,11 +48,14 @@ class Part:
         return [item.integer(low, high) for item in self.items(0, most)]
 
     def number(self, low: float, high: float) -> float:
-        """A number in low..high; NaN and booleans are none."""
+        """A number in low..high; NaN, booleans and integers beyond every float are none."""
         value = self._value
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
             raise self.refusal(f"a number in {low:g}..{high:g}")
-        return value
+        try:
+            return float(value)
+        except OverflowError as error:  # within infinite bounds
+            raise self.refusal(f"a number in {low:g}..{high:g} that a float holds") from error
 
     def flag(self) -> bool:
         """True or false."""

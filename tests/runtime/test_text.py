@@ -29,6 +29,14 @@ def byte_level() -> Tokenizer:
     return tokenizer
 
 
+def byte_fallback() -> Tokenizer:
+    """A tokenizer whose decoder gives one U+FFFD for each byte of a run of byte tokens that is no text (yet)."""
+    vocab = {**{f"<0x{i:02X}>": i for i in range(256)}, "a": 256, REPLACEMENT: 257}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[], byte_fallback=True))
+    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    return tokenizer
+
+
 def metaspace() -> Tokenizer:
     """A tokenizer whose decoder treats the first token of a text differently."""
     words = {"▁the": 0, "▁sea": 1, "s": 2, "<end>": 3}
@@ -80,6 +88,26 @@ def test_bytes_that_are_no_text_keep_the_window_small() -> None:
     shown = "".join(pieces_of(detokenizer, [0xFF] * 500))
     assert shown == REPLACEMENT * 500
     assert max(longest) <= 2 * MAX_WINDOW_TOKENS
+
+
+@pytest.mark.parametrize("text", ["😀a", "é", "日本a", "日本語😀é", "a😀b👩‍👩‍👧c"])
+def test_characters_of_single_byte_tokens_are_whole_where_a_decoder_marks_every_byte(text: str) -> None:
+    tokenizer = FastTokenizer(byte_fallback())
+    ids = list(text.encode())
+    pieces = pieces_of(Detokenizer(tokenizer), ids)
+    assert "".join(pieces) == tokenizer.decode(ids) == text
+    assert [p for p in pieces if p] == list(text)  # each with its last byte, none before and none in part
+
+
+@pytest.mark.parametrize("ids", [[256, 0xF0, 0x9F], [0xF0, 0x9F, 0x98], [0xF0, 256], [0xFF] * 9 + [256], [257] * 9])
+def test_bytes_that_stay_unfinished_are_shown_as_a_decoder_that_marks_every_byte_does(ids: list[int]) -> None:
+    tokenizer = FastTokenizer(byte_fallback())
+    detokenizer = Detokenizer(tokenizer)
+    shown = ""
+    for count, token in enumerate(ids, 1):
+        shown += detokenizer.push(token)
+        assert len(shown) >= count - 3  # what no character can lack any more is not held back
+    assert shown + detokenizer.finish() == tokenizer.decode(ids)
 
 
 def test_special_tokens_are_left_out_unless_asked_for() -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import tempfile
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -144,6 +146,10 @@ def params(**fields: Any) -> Callable[[Any], Any]:
     return lambda d: d["request"]["params"].update(fields)
 
 
+def scores(document: Any) -> Any:
+    return document["request"]["choices"][0]["logprobs"][0]
+
+
 NAN = float("nan")
 # (stage, what is changed, the place that the error names)
 EDITS: dict[str, tuple[int, Callable[[Any], Any], str]] = {
@@ -182,6 +188,7 @@ EDITS: dict[str, tuple[int, Callable[[Any], Any], str]] = {
     "cancelled": (3, choice(finish_reason="cancelled"), "finish_reason"),
     "a stop token before the last": (3, lambda d: d["request"]["choices"][0]["token_ids"].insert(1, 0), "logprobs"),
     "scores of other tokens": (3, lambda d: d["request"]["choices"][0]["logprobs"].reverse(), "logprobs"),
+    "score beyond all numbers": (3, lambda d: scores(d)[0].__setitem__(1, -(10**400)), "logprobs[0][0][1]"),
     "cached more than absorbed": (0, request(cached_tokens=1), "cached_tokens"),
 }
 
@@ -251,6 +258,29 @@ def test_arrays_of_choices_that_have_no_state_are_refused() -> None:
     for name in ("choice 1/tokens", "draft 1", "other"):
         stray = {**content.arrays, name: ("int64", (1,), bytes(8))}
         assert check("plain", container.Container(content.document, stray)) == "refused"
+
+
+@pytest.mark.parametrize("name", ["choice 0/other", "choice 1/tokens", "draft 0", "other"])
+def test_an_empty_array_of_sizes_beyond_all_memory_is_refused(name: str) -> None:
+    content = original(3)
+    stray = {**content.arrays, name: ("float32", (0, 1 << 62, 1 << 62), b"")}
+    with tempfile.TemporaryDirectory() as folder:
+        container.write(Path(folder) / "r", content.document, stray)
+        with pytest.raises(CheckpointError, match="of sizes"):
+            container.read(Path(folder) / "r")
+
+
+def test_what_is_no_regular_file_is_refused_before_it_is_opened() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        os.mkfifo(Path(folder) / "r")
+        opened = os.open(Path(folder) / "r", os.O_RDWR)  # with a writer, an open would go on and a read would wait
+        try:
+            with mock.patch.object(container, "safe_open", side_effect=AssertionError("opened")):
+                for path in (Path(folder) / "r", Path(folder)):
+                    with pytest.raises(CheckpointError, match="no regular file"):
+                        machine().engine.import_request(path)
+        finally:
+            os.close(opened)
 
 
 @settings(max_examples=60, deadline=None)
