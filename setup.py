@@ -15,17 +15,19 @@ PACKAGE = "trtllm_replayssm"
 ROOMS = ("builders", "runtime")  # root folders that are sub-packages of PACKAGE
 
 SERVE = ["fastapi>=0.115", "prometheus-client>=0.20", "pydantic>=2.8", "pyyaml>=6", "uvicorn>=0.30"]
+# Not in "test": Ray gives its own proxy a fixed minute to start, which two busy cores do not always keep.
 RAY = ["ray[serve]>=2.40; python_version < '3.14'"]
+FIGURES = ["matplotlib>=3.8"]
 EXTRAS = {
     "test": [
         "hypothesis>=6.100", "mypy>=1.15", "pytest>=8.2", "pytest-timeout>=2.3", "pytest-xdist>=3.6", "ruff>=0.9",
-        *SERVE, "httpx>=0.27", "openai>=1.68", "schemathesis>=4.0", *RAY,
+        *SERVE, "httpx>=0.27", "openai>=1.68", "schemathesis>=4.0", *FIGURES,
     ],
     "reference": ["transformers>=5.17,<5.18"],  # tests/tools and the tests of its checkpoints only
     "serve": SERVE,
     "ray": RAY,  # examples/ray_serve: data-parallel replicas
     "guided": ["xgrammar>=0.1.20"],  # response_format of the server
-    "eval": ["matplotlib>=3.8"],  # figures of `trtllm-replayssm eval plot`
+    "eval": FIGURES,  # figures of `trtllm-replayssm eval plot`
     "cuda": ["cuda-python>=12.6"],
     "tensorrt": ["tensorrt>=11.0"],
     "tensorrt-rtx": ["tensorrt-rtx>=1.7"],

@@ -36,6 +36,8 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         "print('ready', flush=True)\nsys.stdin.read()\nserve.shutdown()\nray.shutdown()\n"
     )
     ours = {"OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
+    # Ray kills a proxy that is not ready within 5 s three times in a row; busy cores need longer.
+    ours |= {"RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60", "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "60"}
     env = {**os.environ, **ours, "PYTHONPATH": str(EXAMPLES / "ray_serve")}
     arguments = [str(EXAMPLES / "ray_serve"), str(port), str(MODEL), str(folder / "config.yaml")]
     with (folder / "log").open("w") as log:
