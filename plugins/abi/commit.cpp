@@ -28,6 +28,7 @@ rssm_status rssm_commit(const rssm_commit_args* args, void* stream, rssm_error* 
   if (!check.ok() || a.slot.shape[0] == 0) return check.status();
   replayssm::CommitParams p{};
   p.rows = static_cast<int32_t>(a.slot.shape[0]);
+  p.slots = static_cast<int32_t>(a.origin.shape[0]);
   p.window = a.window;
   p.ringRows = a.ring_rows;
   p.slot = static_cast<const int32_t*>(a.slot.data);

@@ -24,6 +24,7 @@ rssm_status rssm_prefill_commit(const rssm_prefill_commit_args* args, void* stre
   if (!check.ok() || a.slot.shape[0] == 0) return check.status();
   replayssm::PrefillCommitParams p{};
   p.rows = static_cast<int32_t>(a.slot.shape[0]);
+  p.slots = static_cast<int32_t>(a.origin.shape[0]);
   p.maxTokens = a.max_tokens;
   p.slot = static_cast<const int32_t*>(a.slot.data);
   p.slotStride = a.slot.stride[0];

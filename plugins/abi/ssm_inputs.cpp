@@ -58,6 +58,7 @@ ActTensor actTensor(const rssm_tensor& t) { return {t.data, t.stride[0], t.strid
 SsmInputsParams flatten(const rssm_conv1d_args& a, bool prompt) {
   SsmInputsParams p{};
   p.rows = static_cast<int32_t>(a.x.shape[0]);
+  p.slots = static_cast<int32_t>(a.position.shape[0]);
   p.tokens = static_cast<int32_t>(a.x.shape[1]);
   p.channels = static_cast<int32_t>(a.x.shape[2]);
   p.taps = static_cast<int32_t>(a.weight.shape[1]);

@@ -3,7 +3,7 @@
  *
  * Per row: n = num_tokens clamped to 0..C - window, a = accepted clamped to 0..n; if h + n > window the folded window
  * is dropped: origin = (origin + h) mod C, h = 0; then h += a and position += a. Applied also when a = 0. Rows with
- * slot -1 change nothing. Two rows must not name the same slot.
+ * slot -1 (or any other that is no slot) change nothing. Two rows must not name the same slot.
  */
 #ifndef REPLAYSSM_COMMIT_H
 #define REPLAYSSM_COMMIT_H

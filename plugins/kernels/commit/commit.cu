@@ -10,12 +10,12 @@ __global__ void commitKernel(const CommitParams p) {
   int row = blockIdx.x * kThreads + threadIdx.x;
   if (row >= p.rows) return;
   int slot = p.slot[row * p.slotStride];
-  if (slot < 0) return;
+  if (slot < 0 || slot >= p.slots) return;
   int tokens = min(max(p.numTokens[row * p.numTokensStride], 0), p.ringRows - p.window);
   int accepted = min(max(p.accepted[row * p.acceptedStride], 0), tokens);
-  int pending = p.pending[slot];
+  int pending = min(max(p.pending[slot], 0), p.window);  // garbage in a slot nobody prepared stays within bounds
   if (pending + tokens > p.window) {
-    p.origin[slot] = (p.origin[slot] + pending) % p.ringRows;
+    p.origin[slot] = (max(p.origin[slot], 0) % p.ringRows + pending) % p.ringRows;
     pending = 0;
   }
   p.pending[slot] = pending + accepted;

@@ -8,7 +8,7 @@
 namespace replayssm {
 
 struct CommitParams {
-  int32_t rows, window, ringRows;
+  int32_t rows, slots, window, ringRows;  // B, S, L, C
   const int32_t* slot;
   int64_t slotStride;
   const int32_t* numTokens;

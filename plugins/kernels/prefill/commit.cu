@@ -11,7 +11,7 @@ __global__ void prefillCommitKernel(const PrefillCommitParams p) {
   if (row >= p.rows) return;
   const int slot = p.slot[row * p.slotStride];
   const int tokens = min(p.numTokens[row * p.numTokensStride], p.maxTokens);
-  if (slot < 0 || tokens <= 0) return;
+  if (slot < 0 || slot >= p.slots || tokens <= 0) return;
   p.origin[slot] = 0;
   p.pending[slot] = 0;
   p.position[slot] += tokens;

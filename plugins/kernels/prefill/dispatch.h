@@ -39,7 +39,7 @@ const char* supportedPrefills();
 cudaError_t launchStagedRows(const PrefillParams& p, const StagedRows& rows, cudaStream_t stream);
 
 struct PrefillCommitParams {
-  int32_t rows, maxTokens;
+  int32_t rows, slots, maxTokens;
   const int32_t* slot;
   int64_t slotStride;
   const int32_t* numTokens;

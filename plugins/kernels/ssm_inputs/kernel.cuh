@@ -31,9 +31,10 @@ __device__ __forceinline__ void inputRows(const SsmInputsParams& p, int first, I
   }
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
-    const bool live = rows[r].slot >= 0 && first + r < p.rows;
-    rows[r].slot = max(rows[r].slot, 0);
-    rows[r].position = p.position[rows[r].slot];
+    // Garbage ids and positions must do no harm: engine builders time their candidates with uninitialised inputs.
+    const bool live = rows[r].slot >= 0 && rows[r].slot < p.slots && first + r < p.rows;
+    rows[r].slot = live ? rows[r].slot : 0;
+    rows[r].position = max(p.position[rows[r].slot], 0);
     rows[r].tokens = live ? min(max(tokens[r], 0), p.tokens) : 0;
   }
 }

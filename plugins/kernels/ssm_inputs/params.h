@@ -16,7 +16,7 @@ struct ActTensor {  // [B, T, channels], the last axis contiguous
 };
 
 struct SsmInputsParams {
-  int32_t rows, tokens, channels, taps, ringRows;  // B, T, D, K, R
+  int32_t rows, slots, tokens, channels, taps, ringRows;  // B, S, T, D, K, R
   int32_t multiprocessors;
   int32_t channelBlocks;  // filled by the launch: blocks of the convolution, those of the decay inputs follow
   bool float16;                          // activations; else bfloat16
