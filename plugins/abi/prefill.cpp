@@ -18,6 +18,7 @@ PrefillParams flatten(const rssm_prefill_args& a, const PrefillSizes& s) {
   PrefillParams p{};
   p.rows = static_cast<int32_t>(s.rows);
   p.tokens = static_cast<int32_t>(s.tokens);
+  p.slots = static_cast<int32_t>(s.slots);
   p.heads = static_cast<int32_t>(s.heads);
   p.headDim = static_cast<int32_t>(s.headDim);
   p.groups = static_cast<int32_t>(s.groups);

@@ -41,6 +41,7 @@ inline UpdateParams flatten(const rssm_update_args& a) {
   p.stateDim = static_cast<int32_t>(a.k.shape[3]);
   p.headsPerGroup = p.heads / p.groups;
   p.window = a.window;
+  p.slots = static_cast<int32_t>(a.checkpoint.shape[0]);
   p.ringRows = static_cast<int32_t>(a.ring_value.shape[2]);
   p.programmaticLaunch = (a.flags & RSSM_UPDATE_PROGRAMMATIC_LAUNCH) != 0;
   p.slot = static_cast<const int32_t*>(a.slot.data);

@@ -31,14 +31,14 @@ struct PromptRow {
     PromptRow r{};
     r.slot = p.slot[row * p.slotStride];
     r.tokens = min(max(p.numTokens[row * p.numTokensStride], 0), p.tokens);
-    if (r.slot < 0 || r.tokens == 0) {
+    if (r.slot < 0 || r.slot >= p.slots || r.tokens == 0) {
       r.slot = -1;
       r.tokens = 0;
       return r;
     }
     r.flags = p.rowFlags == nullptr ? 0 : p.rowFlags[row * p.rowFlagsStride];
     if ((r.flags & (kFromZero | kFromCarry)) == 0 && p.staged == nullptr) {
-      r.origin = p.origin[r.slot];
+      r.origin = min(max(p.origin[r.slot], 0), p.ringRows - 1);
       r.pending = min(max(p.pending[r.slot], 0), p.window);
     }
     return r;

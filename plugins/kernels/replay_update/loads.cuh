@@ -17,14 +17,16 @@ __device__ __forceinline__ RowInfo loadRow(const UpdateParams& p, int row) {
   RowInfo info{-1, 0, 0, 0};
   if (row < 0) return info;
   info.slot = __ldcg(p.slot + row * p.slotStride);
+  // Garbage ids and cursors must do no harm: engine builders time their candidates with uninitialised inputs.
+  if (info.slot >= p.slots) info.slot = -1;
   info.tokens = min(max(__ldcg(p.numTokens + row * p.numTokensStride), 0), p.tokens);
   return info;
 }
 
 __device__ __forceinline__ void loadCursors(const UpdateParams& p, RowInfo& info) {
   if (info.slot < 0) return;
-  info.origin = __ldcg(p.origin + info.slot);
-  info.pending = __ldcg(p.pending + info.slot);
+  info.origin = min(max(__ldcg(p.origin + info.slot), 0), p.ringRows - 1);
+  info.pending = min(max(__ldcg(p.pending + info.slot), 0), p.window);
 }
 
 template <class Traits>

@@ -28,6 +28,7 @@ struct UpdateParams {
   int32_t rows, tokens, heads, groups, headsPerGroup;  // B, T, H, G, H / G
   int32_t headDim, stateDim;                           // P, N
   int32_t window, ringRows;                            // L, C
+  int32_t slots;                       // S
   int32_t multiprocessors;
   int32_t pieceHeads;  // heads of a piece of dynamically dealt work, divides headsPerGroup
   bool programmaticLaunch;

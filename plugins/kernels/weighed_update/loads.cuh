@@ -18,6 +18,8 @@ __device__ __forceinline__ RowInfo fetchRow(const UpdateParams& p, int row) {
   RowInfo info{-1, 0, 0, 0};
   if (row < 0) return info;
   info.slot = __ldcg(p.slot + row * p.slotStride);
+  // Garbage ids and cursors must do no harm: engine builders time their candidates with uninitialised inputs.
+  if (info.slot >= p.slots) info.slot = -1;
   info.tokens = __ldcg(p.numTokens + row * p.numTokensStride);
   return info;
 }
@@ -25,8 +27,8 @@ __device__ __forceinline__ RowInfo fetchRow(const UpdateParams& p, int row) {
 // Waits for the slot.
 __device__ __forceinline__ void fetchCursors(const UpdateParams& p, RowInfo& info) {
   if (info.slot < 0) return;
-  info.origin = __ldcg(p.origin + info.slot);
-  info.pending = __ldcg(p.pending + info.slot);
+  info.origin = min(max(__ldcg(p.origin + info.slot), 0), p.ringRows - 1);
+  info.pending = min(max(__ldcg(p.pending + info.slot), 0), p.window);
 }
 
 __device__ __forceinline__ void prefetchLine(const void* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
