@@ -24,8 +24,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksWanted)
   }
   __syncwarp();
   waitForPredecessor();
-  const int named = __ldcg(p.slot + row * p.slotStride);
-  const int slot = named < p.slots ? named : -1;  // garbage ids and cursors must do no harm
+  const int slot = __ldcg(p.slot + row * p.slotStride);
   const int tokens = min(max(__ldcg(p.numTokens + row * p.numTokensStride), 0), p.tokens);
   Part<Traits> part{p,     layout, shared, warp, lane, row, slot, tokens, 0, 0, group, group * p.headsPerGroup + first,
                     min(partHeads, p.headsPerGroup - first)};
@@ -35,8 +34,8 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksWanted)
   }
   const HeadStream<Traits> stream{part, barriers};
   const HeadFlush<Traits> flush{part, barriers};
-  part.origin = min(max(__ldcg(p.origin + slot), 0), p.ringRows - 1);
-  part.pending = min(max(__ldcg(p.pending + slot), 0), p.window);
+  part.origin = __ldcg(p.origin + slot);
+  part.pending = __ldcg(p.pending + slot);
   part.loadShared(threadIdx.x);
   const bool flushes = part.flushes();
   if (flushes) {
