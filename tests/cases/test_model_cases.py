@@ -21,6 +21,7 @@ from trtllm_replayssm.params import ParamRole
 from trtllm_replayssm.runtime.session.step_context import Phase, StepContext
 from trtllm_replayssm.runtime.session.torch_graph import TorchGraph
 from trtllm_replayssm.runtime.session.torch_moe import route
+from trtllm_replayssm.runtime.session.torch_state_ops import StateOps
 from trtllm_replayssm.runtime.session.torch_weights import TorchWeights
 from trtllm_replayssm.shapes import LayerKind, MoeShape, Router
 from trtllm_replayssm.spec import layers
@@ -60,7 +61,7 @@ def context(num_tokens: list[int], width: int, slots: list[int] | None = None) -
 
 
 def norm(x: Tensor, gate: Tensor, weight: Tensor, groups: int, *, gate_first: bool) -> Tensor:
-    graph = TorchGraph(OneVector(weight), None, context([1], 1))  # type: ignore[arg-type]
+    graph = TorchGraph(OneVector(weight), StateOps(None), context([1], 1))  # type: ignore[arg-type]
     return graph.gated_rms_norm(x, gate, "w", 1e-5, groups=groups, gate_first=gate_first)
 
 
