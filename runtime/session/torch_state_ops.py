@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from trtllm_replayssm.ops.layer_state import ConventionalLayerState, ReplayLayerState, StepRows
 from trtllm_replayssm.ops.native import Convolution, NativeOps
 from trtllm_replayssm.ops.native_prefill import NativePrefill
 from trtllm_replayssm.ops.reference import commit, conv1d, flush, gdn, mamba2, prefill
 from trtllm_replayssm.runtime.pools.state_pools import StatePools
+from trtllm_replayssm.runtime.session.decode_attention import attend_rows, decode_attention
 from trtllm_replayssm.runtime.session.native_prompts import NativePrompts
 from trtllm_replayssm.runtime.session.step_context import Phase, StepContext
 
@@ -130,21 +130,10 @@ class StateOps:
 
     def attention(self, ctx: StepContext, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q [B, T, Hq, D], k, v [B, T, Hkv, D]: write the slot's cache, attend causally -> [B, T, Hq * D]."""
-        kv = self._pools.kv[layer]
-        out = torch.zeros_like(q)
-        for row in ctx.rows.active.tolist():
-            slot, start = int(ctx.rows.slot[row]), int(ctx.start[row])
-            n = int(ctx.rows.num_tokens[row])
-            kv.keys[slot, :, start : start + n] = k[row, :n].transpose(0, 1)
-            kv.values[slot, :, start : start + n] = v[row, :n].transpose(0, 1)
-            keys, values = kv.keys[slot, :, : start + n], kv.values[slot, :, : start + n]
-            seen = torch.arange(start + n) <= torch.arange(start, start + n)[:, None]
-            answer = functional.scaled_dot_product_attention(
-                q[row, :n].transpose(0, 1)[None], keys[None], values[None], attn_mask=seen[None, None].to(q.device),
-                enable_gqa=True,
-            )  # fmt: skip
-            out[row, :n] = answer[0].transpose(0, 1)
-        return out.flatten(-2)
+        serve = decode_attention if ctx.phase is Phase.DECODE else attend_rows
+        return serve(
+            q, k, v, self._pools.kv[layer], slot=ctx.rows.slot, start=ctx.start, num_tokens=ctx.rows.num_tokens
+        )
 
     def _initial_state(self, ctx: StepContext, layer: int, row: int, a: Tensor | None) -> Tensor:
         """State [H, P, N] float32 before the chunk: the carry of the last chunk, or the checkpoint with its records."""
