@@ -44,7 +44,7 @@ class NativeStepOps:
         prompt = context.phase is Phase.PREFILL
         operation = torch.ops.replayssm.conv1d_prefill if prompt else torch.ops.replayssm.conv1d_update
         out: Tensor = operation(
-            flags=0, slot=context.rows.slot.int(), num_tokens=context.rows.num_tokens.int(),
+            flags=0, slot=context.rows.slot_int32, num_tokens=context.rows.num_tokens_int32,
             position=self._pools.cursors.position, x=inputs["x"], weight=weight[:, 0], bias=bias,
             window=self._pools.windows[step.layer],
         )  # fmt: skip

@@ -114,7 +114,7 @@ class ProgramRunner:
         start = self._pools.cursors.position[:count].long()
         slot[place], tokens[place] = place, context.rows.num_tokens[present]
         start[place] = context.start[present]
-        rows = StepRows(slot, tokens, torch.nonzero((slot >= 0) & (tokens > 0)).flatten())
+        rows = StepRows(slot, tokens)
         dense = StepContext(context.phase, rows, start, width, torch.ones(count, dtype=torch.bool))
         if context.phase is Phase.DECODE:
             index = torch.arange(width, device=self._device).expand(count, width)
@@ -140,9 +140,7 @@ class ProgramRunner:
                 got=count, hint="Send the prompt in smaller chunks, or build with larger --context-tokens",
             )  # fmt: skip
         one = slice(row, row + 1)
-        rows = StepRows(
-            context.rows.slot[one], context.rows.num_tokens[one], torch.zeros(1, dtype=torch.int64, device=self._device)
-        )
+        rows = StepRows(context.rows.slot[one], context.rows.num_tokens[one])
         single = StepContext(context.phase, rows, context.start[one], count, context.last_chunk[one])
         index = torch.tensor([[count - 1]], device=self._device)
         part = None if hidden is None else hidden[one, :count]

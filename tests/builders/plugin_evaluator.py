@@ -63,7 +63,7 @@ def _channels(fields: Mapping[str, int], named: Mapping[str, Tensor], name: str,
 
 def _rows(named: Mapping[str, Tensor]) -> StepRows:
     slot, tokens = named["slot"].long(), named["num_tokens"].long()
-    return StepRows(slot, tokens, torch.nonzero((slot >= 0) & (tokens > 0)).flatten())
+    return StepRows(slot, tokens)
 
 
 def _convolution(fields: Mapping[str, int], named: Mapping[str, Tensor], rest: list[Tensor]) -> Tensor:

@@ -84,7 +84,7 @@ def run(kind: SsmKind, device: str) -> Iterator[torch.Tensor]:
     for counts in ((3, 0, 2), (1, 0, 3), (2, 0, 2), (3, 0, 1)):
         rows = step_rows("decode", torch.tensor([slots[1], -1, slots[0]]), torch.tensor(counts), 3, 3)
         yield layer_output(ops, made, pools, Phase.DECODE, rows, 3, generator, True)
-        moved = StepRows(*(t.to(device) for t in (rows.slot, rows.num_tokens, rows.active)))
+        moved = StepRows(rows.slot.to(device), rows.num_tokens.to(device))
         state_ops.commit(moved, torch.tensor([2, 0, 1], device=device))
     yield pools.windows[0]
 
@@ -95,7 +95,7 @@ def layer_output(
 ) -> torch.Tensor:  # fmt: skip
     """Convolution, then the recurrence over views of its output."""
     ssm, device = made.ssm, pools.cursors.position.device
-    moved = StepRows(*(t.to(device) for t in (rows.slot, rows.num_tokens, rows.active)))
+    moved = StepRows(rows.slot.to(device), rows.num_tokens.to(device))
     start = pools.cursors.position[moved.slot.clamp(min=0)].long()
     context = StepContext(phase, moved, start, width, torch.full((len(rows.slot),), last))
 

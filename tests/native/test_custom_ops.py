@@ -41,10 +41,8 @@ class Layer:
         self.state = ReplayLayerState.allocate(shape, self.config, 0, ROWS + 1, torch.bfloat16, device)
         self.state.checkpoint.data.normal_(generator=generator)
         self.cursors = CursorTensors.allocate(ROWS + 1, device)
-        self.rows = StepRows(
-            torch.tensor([2, -1, 0], device=device), torch.ones(ROWS, device=device, dtype=torch.int64),
-            torch.tensor([0, 2], device=device),
-        )  # fmt: skip
+        ones = torch.ones(ROWS, device=device, dtype=torch.int64)
+        self.rows = StepRows(torch.tensor([2, -1, 0], device=device), ones)
         self.ops = NativeOps(load_library(harness.LIBRARY), device)
         assert self.ops.unsupported(self.state, self.cursors) is None
         self.value = torch.randn(ROWS, 1, shape.heads, shape.head_dim, device=device, generator=generator).bfloat16()

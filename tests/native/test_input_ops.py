@@ -46,10 +46,8 @@ def test_one_launch_does_what_the_reference_operations_do(ops: NativeOps, kind: 
     dt_bias, a_log = torch.randn(HEADS, device="cuda"), torch.rand(HEADS, device="cuda")
     cursors = CursorTensors.allocate(SLOTS, torch.device("cuda"))
     cursors.position += torch.arange(SLOTS, device="cuda").int() * 2
-    rows = StepRows(
-        torch.tensor([4, -1, 0], device="cuda"), torch.tensor([width, 2, width - 1], device="cuda"),
-        torch.tensor([0, 2], device="cuda"),
-    )  # fmt: skip
+    counts = torch.tensor([width, 2, width - 1], device="cuda")
+    rows = StepRows(torch.tensor([4, -1, 0], device="cuda"), counts)
     windows = [torch.randn(SLOTS, ROWS, CHANNELS, device="cuda").to(act)] * 2
     windows[1] = windows[0].clone()
     want = conv1d.conv1d_update(windows[1], cursors, rows, x, weight, bias)

@@ -49,7 +49,7 @@ def layer(kind: SsmKind, act: torch.dtype = torch.bfloat16, **config: Any) -> tu
 
 
 def step(kind: SsmKind, state: ReplayLayerState, cursors: CursorTensors, ops: NativeOps) -> torch.Tensor:
-    s, rows = state.shape, StepRows(torch.tensor([1, -1]), torch.tensor([2, 2]), torch.tensor([0]))
+    s, rows = state.shape, StepRows(torch.tensor([1, -1]), torch.tensor([2, 2]))
     value = torch.zeros(2, 2, s.heads, s.head_dim, dtype=torch.bfloat16)
     key, scalar = torch.zeros(2, 2, s.groups, s.state_dim, dtype=torch.bfloat16), torch.zeros(2, 2, s.heads)
     if kind is SsmKind.GDN:
@@ -87,7 +87,7 @@ def test_convolution_and_norm_give_the_shape_and_type_of_their_input(prompt: boo
 def test_decay_inputs_are_float32_of_every_head(kind: SsmKind, prompt: bool) -> None:
     with FakeTensorMode():
         ops, (state, cursors) = NativeOps(FakeLibrary(0), CPU), layer(kind)  # type: ignore[arg-type]
-        rows = StepRows(torch.tensor([1, -1]), torch.tensor([2, 2]), torch.tensor([0]))
+        rows = StepRows(torch.tensor([1, -1]), torch.tensor([2, 2]))
         x, heads = torch.zeros(2, 3, 16, dtype=torch.float16), torch.zeros(2, 3, state.shape.heads, dtype=torch.float16)
         conv = Convolution(0, torch.zeros(5, 6, 16), x, torch.zeros(16, 4), None, torch.zeros_like(x), prompt)
         vector, gdn = torch.zeros(state.shape.heads), kind is SsmKind.GDN
@@ -118,7 +118,7 @@ def test_the_library_gets_the_inputs_of_a_recurrence_by_their_names(
         by_name = partial(lambda launch, names, **given: launch(*[given[n] for n in names]), launch, signature.names)
         monkeypatch.setattr(torch.ops.replayssm, name, by_name)
     ops, (state, cursors) = NativeOps(FakeLibrary(0), CPU), layer(kind)  # type: ignore[arg-type]
-    rows = StepRows(torch.tensor([1, -1]), torch.tensor([2, 2]), torch.tensor([0]))
+    rows = StepRows(torch.tensor([1, -1]), torch.tensor([2, 2]))
     x, heads = torch.zeros(2, 3, 16).half(), torch.zeros(2, 3, state.shape.heads).half()
     conv = Convolution(0, torch.zeros(5, 6, 16).half(), x, torch.zeros(16, 4), None, torch.zeros_like(x), prompt)
     vector, gdn = torch.zeros(state.shape.heads), kind is SsmKind.GDN
@@ -194,7 +194,7 @@ def test_prompts_ask_for_their_workspace_and_become_one_operation(kind: SsmKind)
     gates = ("log_decay", "beta") if kind is SsmKind.GDN else ("dt",)
     tokens |= {name: torch.zeros(2, 9, s.heads) for name in gates}
     tokens |= {} if kind is SsmKind.GDN else {name: torch.zeros(s.heads) for name in ("a", "skip")}
-    rows = StepRows(torch.tensor([1, -1]), torch.tensor([9, 0]), torch.tensor([0]))
+    rows = StepRows(torch.tensor([1, -1]), torch.tensor([9, 0]))
     carry = torch.zeros(2, s.heads, s.head_dim, s.state_dim)
     with pytest.raises(ContractError, match="replayssm::prefill: device: expected CUDA tensors"):
         prefill.scan(state, cursors, rows, tokens, torch.zeros(2, dtype=torch.int32), carry)

@@ -34,8 +34,7 @@ class Recorder:
 
 def chunk(slots: list[int], counts: list[int], starts: list[int], last: list[bool]) -> StepContext:
     slot, count = torch.tensor(slots), torch.tensor(counts)
-    active = torch.nonzero((slot >= 0) & (count > 0)).flatten()
-    rows = StepRows(slot, count, active)
+    rows = StepRows(slot, count)
     return StepContext(Phase.PREFILL, rows, torch.tensor(starts), max(counts), torch.tensor(last))
 
 

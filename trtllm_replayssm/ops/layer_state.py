@@ -6,6 +6,7 @@ Letters: S slots, H value heads, G key heads, P = d_v, N = d_k, C = L + T_max ri
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -124,21 +125,35 @@ LayerState = ReplayLayerState | ConventionalLayerState
 
 @dataclass(frozen=True)
 class StepRows:
-    """The rows of one step, checked: slot [B] int64 (-1 = padding) and num_tokens [B] int64 (0..T).
+    """The rows of one step, checked: slot [B] (-1 = padding) and num_tokens [B] (0..T), int64 or int32.
 
-    active [A]: indices of the rows that do anything; slot and num_tokens of those rows follow.
+    HAZARD: the `active` forms count rows, for which the host waits for the device; captured work uses the int32 forms.
     """
 
     slot: Tensor
     num_tokens: Tensor
-    active: Tensor
+
+    @cached_property
+    def active(self) -> Tensor:
+        """[A] int64: indices of the rows that do anything."""
+        return torch.nonzero((self.slot >= 0) & (self.num_tokens > 0)).flatten()
 
     @property
     def active_slot(self) -> Tensor:
         """[A] int64."""
-        return self.slot[self.active]
+        return self.slot[self.active].long()
 
     @property
     def active_num_tokens(self) -> Tensor:
         """[A] int64."""
-        return self.num_tokens[self.active]
+        return self.num_tokens[self.active].long()
+
+    @cached_property
+    def slot_int32(self) -> Tensor:
+        """[B] int32, as the kernels take it."""
+        return self.slot.int()
+
+    @cached_property
+    def num_tokens_int32(self) -> Tensor:
+        """[B] int32, as the kernels take it."""
+        return self.num_tokens.int()

@@ -87,8 +87,8 @@ class NativeOps:
         decay_out = torch.empty(decay.shape, device=decay.device)
         beta_out = None if beta is None else torch.empty_like(decay_out)
         operation(
-            kind=int(_KINDS[shape.kind]), flags=0, dt_low=0.0, dt_high=math.inf, slot=rows.slot.int(),
-            num_tokens=rows.num_tokens.int(), position=cursors.position, x=conv.x, weight=conv.weight, bias=conv.bias,
+            kind=int(_KINDS[shape.kind]), flags=0, dt_low=0.0, dt_high=math.inf, slot=rows.slot_int32,
+            num_tokens=rows.num_tokens_int32, position=cursors.position, x=conv.x, weight=conv.weight, bias=conv.bias,
             decay_in=decay, beta_in=beta, dt_bias=dt_bias, a_log=a_log, window=conv.window, out=conv.out,
             decay_out=decay_out, beta_out=beta_out,
         )  # fmt: skip
@@ -106,7 +106,7 @@ class NativeOps:
     def commit(self, config: ReplayConfig, cursors: CursorTensors, rows: StepRows, accepted: Tensor) -> None:
         """As `reference.commit.commit`."""
         torch.ops.replayssm.commit(
-            window=config.window, ring_rows=config.ring_rows, slot=rows.slot.int(), num_tokens=rows.num_tokens.int(),
+            window=config.window, ring_rows=config.ring_rows, slot=rows.slot_int32, num_tokens=rows.num_tokens_int32,
             accepted=accepted.clamp(0, config.max_step_tokens).int(), origin=cursors.origin, h=cursors.h,
             position=cursors.position,
         )  # fmt: skip
@@ -115,7 +115,7 @@ class NativeOps:
         self, state: ReplayLayerState, cursors: CursorTensors, rows: StepRows, tokens: dict[str, Tensor | None]
     ) -> Tensor:
         out: Tensor = torch.ops.replayssm.update(
-            **layer_numbers(state), flags=0, slot=rows.slot.int(), num_tokens=rows.num_tokens.int(),
+            **layer_numbers(state), flags=0, slot=rows.slot_int32, num_tokens=rows.num_tokens_int32,
             **registers(cursors), **tokens, **state_tensors(state), workspace=self._workspace,
         )  # fmt: skip
         return out

@@ -50,7 +50,7 @@ class NativePrefill:
         Returns [B, T, H, P] in the type of the values. Cursors stay.
         """
         index = None if carry is None else torch.arange(len(row_flags), dtype=torch.int32, device=row_flags.device)
-        context = {"slot": rows.slot.int(), "num_tokens": rows.num_tokens.int(), "row_flags": row_flags}
+        context = {"slot": rows.slot_int32, "num_tokens": rows.num_tokens_int32, "row_flags": row_flags}
         absent = {name.rstrip("?"): None for name in torch_ops.PREFILL.inputs if name.endswith("?")}
         named: dict[str, Tensor | None] = {
             **absent, **context, "carry_index": index, **registers(cursors), **tokens, **state_tensors(state),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from trtllm_replayssm.config import ReplayConfig
@@ -24,8 +23,7 @@ def step_rows(operation: str, slot: Tensor, num_tokens: Tensor, slots: int, widt
     used = slot[slot >= 0]
     if used.unique().numel() != used.numel():
         raise ContractError(operation, "slot", expected="each slot at most once", got=slot.tolist())
-    active = torch.nonzero((slot >= 0) & (num_tokens > 0)).flatten()
-    return StepRows(slot, num_tokens, active)
+    return StepRows(slot, num_tokens)
 
 
 def check_width(operation: str, config: ReplayConfig, width: int) -> None:

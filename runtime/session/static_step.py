@@ -1,0 +1,92 @@
+"""A decode or verify step of fixed shape whose inputs are tensors that stay where they are, so that it can be captured.
+
+Rows read their position from the cursors on the device, so a step can follow another without the host in between:
+
+    step = session.static_step(batch=64, width=4)
+    forward = graphs.captured(step.forward)                          # all rows are padding: nothing moves
+    step.slot.copy_(...); step.num_tokens.copy_(...); step.ids.copy_(...)
+    logits = forward().logits                                        # appends records, may flush, moves no cursor
+    step.commit(accepted)                                            # moves the cursors
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from trtllm_replayssm.graph import ModelOutput
+from trtllm_replayssm.models import model_of
+from trtllm_replayssm.ops.layer_state import StepRows
+from trtllm_replayssm.ops.reference.rows import check_width
+from trtllm_replayssm.runtime.pools.state_pools import StatePools
+from trtllm_replayssm.runtime.session.step_context import Phase, StepContext
+from trtllm_replayssm.runtime.session.torch_graph import TorchGraph
+from trtllm_replayssm.runtime.session.torch_state_ops import StateOps
+from trtllm_replayssm.runtime.session.torch_weights import TorchWeights
+
+
+@dataclass(frozen=True)
+class StepModel:
+    """What the steps of one session run over. poison: rows of tokens that do not exist become NaN (debugging)."""
+
+    weights: TorchWeights
+    pools: StatePools
+    state_ops: StateOps
+    poison: bool
+
+
+class StaticStep:
+    """One step of `batch` rows of up to `width` tokens.
+
+    ids [B, T] int64: base token and drafts. slot [B] int32: -1 is padding, which touches nothing; otherwise a slot in
+    use whose prompt is complete, no slot twice. num_tokens [B] int32: 0..T, tokens that exist; a row of 0 touches
+    nothing either. All three are on the device of the session, all rows padding at first, and are written in place by
+    whoever runs the step. Nothing is checked: ids must lie in the vocabulary (those of tokens that do not exist as
+    well), and position + num_tokens within max_seq_len.
+    """
+
+    def __init__(self, model: StepModel, batch: int, width: int) -> None:
+        """Raises ContractError for a width above the pool's T_max."""
+        check_width("StaticStep", model.pools.replay, width)
+        self._model = model
+        self._network = model_of(model.pools.geometry)
+        device = model.pools.cursors.position.device
+        self.batch, self.width = batch, width
+        self.ids = torch.zeros((batch, width), dtype=torch.int64, device=device)
+        self.slot = torch.full((batch,), -1, dtype=torch.int32, device=device)
+        self.num_tokens = torch.zeros(batch, dtype=torch.int32, device=device)
+        self._last_chunk = torch.zeros(batch, dtype=torch.bool, device=device)
+
+    def clear(self) -> None:
+        """Make all rows padding."""
+        self.slot.fill_(-1)
+        self.num_tokens.zero_()
+
+    def position(self) -> Tensor:
+        """[B] int64: where each row's next token lies, from the cursors; 0 for padding."""
+        position = self._model.pools.cursors.position[self.slot.clamp(min=0)]
+        return torch.where(self.slot >= 0, position, 0).long()
+
+    @torch.inference_mode()
+    def forward(self) -> ModelOutput[Tensor]:
+        """Run the rows -> logits [B, T, V] float32 and hidden [B, T, hidden] in the activation type.
+
+        Appends records and may flush; `commit` must follow before the rows' slots run again. Entries of tokens that
+        do not exist mean nothing. No host synchronisation where the kernels serve the pools.
+        """
+        rows = StepRows(self.slot, self.num_tokens)
+        ctx = StepContext(Phase.DECODE, rows, self.position(), self.width, self._last_chunk)
+        model = self._model
+        graph = TorchGraph(model.weights, model.state_ops, ctx, poison=model.poison)
+        return self._network.forward(graph, model.pools.geometry, self.ids)
+
+    @torch.inference_mode()
+    def commit(self, accepted: Tensor) -> None:
+        """Commit the first accepted[i] tokens of row i of the last `forward`: [B] integers, clamped to 0..num_tokens.
+
+        slot and num_tokens must still be those of the forward pass. No host synchronisation where the kernels serve
+        the pools.
+        """
+        self._model.state_ops.commit(StepRows(self.slot, self.num_tokens), accepted)
