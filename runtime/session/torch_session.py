@@ -22,10 +22,13 @@ from trtllm_replayssm.runtime.pools.poison import poison_dead_memory
 from trtllm_replayssm.runtime.pools.snapshot import RawArray, Snapshot, from_arrays
 from trtllm_replayssm.runtime.pools.state_pools import StatePools
 from trtllm_replayssm.runtime.session.base import DecodeRow, Logits, MtpRow, PrefillChunk, SlotCursors, SlotSnapshot
+from trtllm_replayssm.runtime.session.capture import GraphPool
 from trtllm_replayssm.runtime.session.device import usable_device
 from trtllm_replayssm.runtime.session.integers import INT64, integers
 from trtllm_replayssm.runtime.session.native_ops import native_ops, native_prefill
+from trtllm_replayssm.runtime.session.padded_rows import padded_rows
 from trtllm_replayssm.runtime.session.room import require_room
+from trtllm_replayssm.runtime.session.static_step import StaticStep, StepModel
 from trtllm_replayssm.runtime.session.step_context import Phase, StepContext
 from trtllm_replayssm.runtime.session.torch_graph import TorchGraph, last_tokens
 from trtllm_replayssm.runtime.session.torch_state_ops import StateOps
@@ -68,6 +71,7 @@ class TorchSession:
         self._state_ops = StateOps(pools, native, native_prefill(pools, native))
         self._device = pools.cursors.position.device
         self._debug = debug
+        self.graphs = GraphPool(self._device)
         self._step: StepRows | None = None
         self._step_hidden: Tensor | None = None
         self._hidden: dict[int, _Hidden] = {}
@@ -87,6 +91,13 @@ class TorchSession:
             checkpoint.geometry, replay, pool, conventional=state_cache == "conventional", device=target
         )
         return cls(weights, pools, debug=debug)
+
+    def static_step(self, batch: int, width: int) -> StaticStep:
+        """A step of fixed shape over this session's pools, for work that is captured by `graphs`.
+
+        The session does not see its steps: whoever runs them keeps to the rules of `decode` and `commit`.
+        """
+        return StaticStep(StepModel(self._weights, self.pools, self._state_ops, self._debug), batch, width)
 
     def allocate(self, seed: int) -> int:
         """See `Session.allocate`."""
@@ -154,7 +165,7 @@ class TorchSession:
             return []
         self._require_settled("prefill", [c.slot for c in chunks])
         require_room(self.pools, "prefill", [(c.slot, len(c.tokens)) for c in chunks], least=1)
-        ids, rows = self._rows("prefill", [c.slot for c in chunks], [c.tokens for c in chunks])
+        ids, rows = self._rows("prefill", [(c.slot, c.tokens) for c in chunks])
         ctx = self._context(Phase.PREFILL, rows, ids.shape[1], [c.last for c in chunks])
         output = self._forward(ctx, ids)
         commit.finish_chunk(self.pools.cursors, rows.slot, rows.num_tokens)
@@ -179,7 +190,7 @@ class TorchSession:
         require_room(self.pools, "decode", real, least=0)
         for slot, _ in real:
             self.pools.require_decodable(slot)
-        ids, checked = self._rows("decode", [r.slot for r in rows], [r.tokens for r in rows])
+        ids, checked = self._rows("decode", [(r.slot, r.tokens) for r in rows])
         check_width("decode", self.replay, ids.shape[1])
         ctx = self._context(Phase.DECODE, checked, ids.shape[1], [False] * len(rows))
         output = self._forward(ctx, ids)
@@ -221,7 +232,7 @@ class TorchSession:
                     expected=f"{0 if known is None else len(known.states)} tokens, one per token of its last step",
                     got=len(row.next_tokens),
                 )  # fmt: skip
-        ids, checked = self._rows("mtp_begin", [r.slot for r in rows], [r.next_tokens for r in rows])
+        ids, checked = self._rows("mtp_begin", [(r.slot, r.next_tokens) for r in rows])
         hidden = torch.zeros((*ids.shape, self.geometry.hidden), dtype=torch_dtype(self.pool.activation))
         hidden = hidden.to(self._device)
         for i, row in enumerate(rows):
@@ -271,18 +282,8 @@ class TorchSession:
         start = self.pools.cursors.position[rows.slot.clamp(min=0)].long()
         return StepContext(phase, rows, start, width, torch.tensor(last, device=self._device))
 
-    def _rows(self, operation: str, slots: list[int], tokens: list[Sequence[int]]) -> tuple[Tensor, StepRows]:
-        """Padded ids [B, T] and checked rows; ids outside the vocabulary are refused. Padding rows' are not read."""
-        tokens = [t if s >= 0 else () for s, t in zip(slots, tokens, strict=True)]
-        width = max(len(t) for t in tokens)
-        ids = torch.zeros((len(tokens), max(width, 1)), dtype=torch.int64)
-        for i, row in enumerate(tokens):
-            checked_ids = integers(operation, "tokens", row, 0, self.geometry.vocab - 1)
-            ids[i, : len(row)] = torch.tensor(checked_ids, dtype=torch.int64)
-        slot = torch.tensor(slots, dtype=torch.int64)
-        counts = torch.tensor([len(t) for t in tokens])
-        checked = step_rows(operation, slot.to(self._device), counts.to(self._device), self.pool.slots, ids.shape[1])
-        return ids.to(self._device), checked
+    def _rows(self, operation: str, rows: Sequence[tuple[int, Sequence[int]]]) -> tuple[Tensor, StepRows]:
+        return padded_rows(operation, rows, vocab=self.geometry.vocab, slots=self.pool.slots, device=self._device)
 
     def _require_settled(self, operation: str, slots: list[int]) -> None:
         """No step of these slots awaits its commit: until then a step that flushed counts its records twice."""

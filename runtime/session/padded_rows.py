@@ -1,0 +1,29 @@
+"""Rows of different lengths as one padded batch on the device, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from trtllm_replayssm.ops.layer_state import StepRows
+from trtllm_replayssm.ops.reference.rows import step_rows
+from trtllm_replayssm.runtime.session.integers import integers
+
+
+def padded_rows(
+    operation: str, rows: Sequence[tuple[int, Sequence[int]]], *, vocab: int, slots: int, device: torch.device
+) -> tuple[Tensor, StepRows]:
+    """(slot, tokens) of each row -> ids [B, T] int64 and the rows; tokens of padding rows (slot -1) are not read.
+
+    Raises ContractError for ids outside the vocabulary, unknown slots and slots that come twice.
+    """
+    tokens = [t if s >= 0 else () for s, t in rows]
+    ids = torch.zeros((len(rows), max([1, *(len(t) for t in tokens)])), dtype=torch.int64)
+    for i, row in enumerate(tokens):
+        checked = integers(operation, "tokens", row, 0, vocab - 1)
+        ids[i, : len(row)] = torch.tensor(checked, dtype=torch.int64)
+    slot = torch.tensor([s for s, _ in rows], dtype=torch.int64)
+    counts = torch.tensor([len(t) for t in tokens])
+    return ids.to(device), step_rows(operation, slot.to(device), counts.to(device), slots, ids.shape[1])
