@@ -6,6 +6,7 @@ import logging
 
 import torch
 
+from trtllm_replayssm.ops.dtypes import torch_dtype
 from trtllm_replayssm.ops.layer_state import ReplayLayerState
 from trtllm_replayssm.ops.library import find_library, load_library
 from trtllm_replayssm.ops.native import NativeOps
@@ -39,21 +40,19 @@ def native_ops(pools: StatePools) -> NativeOps | None:
     device = pools.cursors.position.device
     if device.type != "cuda":
         return None
-    reason = "the conventional state cache is a baseline of the reference"
-    if not pools.conventional:
-        path = find_library()
+    path, first = find_library(), next(iter(pools.ssm.values()), None)
+    if path is None:
         reason = "no native library found; docs/kernels.md says how to build it"
-        if path is not None and torch.cuda.get_device_capability(device) < CAPABILITY:
-            needed = ".".join(str(part) for part in CAPABILITY)
-            reason = f"the kernels need compute capability {needed}, the device has less"
-        elif path is not None:
-            native = NativeOps(load_library(path), device)
-            first = next((s for s in pools.ssm.values() if isinstance(s, ReplayLayerState)), None)
-            reason = "the model has no recurrent layer"
-            if first is not None:
-                unsupported = native.unsupported(first, pools.cursors)
-                if unsupported is None:
-                    return native
-                reason = unsupported
+    elif torch.cuda.get_device_capability(device) < CAPABILITY:
+        needed = ".".join(str(part) for part in CAPABILITY)
+        reason = f"the kernels need compute capability {needed}, the device has less"
+    elif first is None:
+        reason = "the model has no recurrent layer"
+    else:
+        native = NativeOps(load_library(path), device)
+        unsupported = native.unsupported(first, pools.cursors, torch_dtype(pools.pool.activation))
+        if unsupported is None:
+            return native
+        reason = unsupported
     _LOG.warning("decode steps run the reference operations on %s: %s", device, reason)
     return None

@@ -18,7 +18,7 @@ from trtllm_replayssm.runtime.session.step_context import Phase, StepContext
 class StateOps:
     """Dispatches on the phase and on the kind of state cache; tensors are [B, T, ...].
 
-    native: the CUDA kernels, for replay pools; None: the reference operations do everything.
+    native: the CUDA kernels of decode steps; None: the reference operations do everything.
     """
 
     def __init__(
@@ -42,10 +42,10 @@ class StateOps:
 
     def commit(self, rows: StepRows, accepted: Tensor) -> None:
         """Move the cursors of a decode step's rows; accepted [B], clamped to 0..num_tokens."""
-        if self._native is not None:
-            self._native.commit(self._pools.replay, self._pools.cursors, rows, accepted)
+        if self._pools.conventional:
+            commit.commit_conventional(self._pools.replay, self._pools.cursors, rows, accepted)
             return
-        move = commit.commit_conventional if self._pools.conventional else commit.commit
+        move = commit.commit if self._native is None else self._native.commit
         move(self._pools.replay, self._pools.cursors, rows, accepted)
 
     def conv1d(self, ctx: StepContext, layer: int, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -90,10 +90,10 @@ class StateOps:
         """x [B, T, H, P], k, q [B, T, G, N], dt [B, T, H] float32 after softplus -> [B, T, H, P] in x's type."""
         state, cursors = self._pools.ssm[layer], self._pools.cursors
         if ctx.phase is Phase.DECODE:
-            if isinstance(state, ConventionalLayerState):
-                return mamba2.mamba2_conventional(state, cursors, ctx.rows, x, k, q, dt, a, d_skip=d_skip).to(x.dtype)
             if self._native is not None:
                 return self._native.mamba2_update(state, cursors, ctx.rows, x, k, q, dt, a, d_skip=d_skip)
+            if isinstance(state, ConventionalLayerState):
+                return mamba2.mamba2_conventional(state, cursors, ctx.rows, x, k, q, dt, a, d_skip=d_skip).to(x.dtype)
             return mamba2.mamba2_update(state, cursors, ctx.rows, x, k, q, dt, a, d_skip=d_skip).to(x.dtype)
         if self._prompts is not None:
             return self._prompts.scan(ctx, layer, {"value": x, "k": k, "q": q, "dt": dt, "a": a, "skip": d_skip})
@@ -110,10 +110,10 @@ class StateOps:
         """q, k [B, T, G, N], v [B, T, H, P], g, beta [B, T, H] float32 -> [B, T, H, P] in v's type."""
         state, cursors = self._pools.ssm[layer], self._pools.cursors
         if ctx.phase is Phase.DECODE:
-            if isinstance(state, ConventionalLayerState):
-                return gdn.gdn_conventional(state, cursors, ctx.rows, q, k, v, g, beta).to(v.dtype)
             if self._native is not None:
                 return self._native.gdn_update(state, cursors, ctx.rows, q, k, v, g, beta)
+            if isinstance(state, ConventionalLayerState):
+                return gdn.gdn_conventional(state, cursors, ctx.rows, q, k, v, g, beta).to(v.dtype)
             return gdn.gdn_update(state, cursors, ctx.rows, q, k, v, g, beta).to(v.dtype)
         if self._prompts is not None:
             return self._prompts.scan(ctx, layer, {"value": v, "k": k, "q": q, "log_decay": g, "beta": beta})

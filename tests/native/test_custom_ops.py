@@ -44,7 +44,7 @@ class Layer:
         ones = torch.ones(ROWS, device=device, dtype=torch.int64)
         self.rows = StepRows(torch.tensor([2, -1, 0], device=device), ones)
         self.ops = NativeOps(load_library(harness.LIBRARY), device)
-        assert self.ops.unsupported(self.state, self.cursors) is None
+        assert self.ops.unsupported(self.state, self.cursors, torch.bfloat16) is None
         self.value = torch.randn(ROWS, 1, shape.heads, shape.head_dim, device=device, generator=generator).bfloat16()
         self.key = torch.randn(ROWS, 1, shape.groups, shape.state_dim, device=device, generator=generator).bfloat16()
         self.scalar = torch.rand(ROWS, 1, shape.heads, device=device, generator=generator)

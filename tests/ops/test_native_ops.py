@@ -164,7 +164,7 @@ def test_the_library_is_asked_about_the_pool_as_it_is(kind: SsmKind, read: State
     state, cursors = layer(kind, max_step_tokens=4, recurrence=StateFormat.FLOAT16, read=read)
     asked = FakeLibrary(48)
     ops = NativeOps(asked, CPU)  # type: ignore[arg-type]
-    assert ops.unsupported(state, cursors) is None
+    assert ops.unsupported(state, cursors, torch.bfloat16) is None
     assert [args.value.shape[1] for args in asked.asked] == [1, 4] and ops._workspace.numel() == 48
     args, s = asked.asked[1], state.shape
     assert (args.kind, args.window, args.layer) == (int(_abi.Kind[kind.name]), 16, 3)
@@ -206,11 +206,11 @@ def test_prompts_ask_for_their_workspace_and_become_one_operation(kind: SsmKind)
 def test_what_the_library_refuses_is_said_in_its_words() -> None:
     refusal = UnsupportedError("rssm_update", "value, k", expected="success", got="no kernel for d_v 16")
     state, cursors = layer(SsmKind.MAMBA2)
-    reason = NativeOps(FakeLibrary(refusal), CPU).unsupported(state, cursors)  # type: ignore[arg-type]
+    reason = NativeOps(FakeLibrary(refusal), CPU).unsupported(state, cursors, state.ring_key.dtype)  # type: ignore[arg-type]
     assert reason is not None and "no kernel for d_v 16" in reason
     state, cursors = layer(SsmKind.MAMBA2, torch.float32)
     asked = FakeLibrary(0)
-    reason = NativeOps(asked, CPU).unsupported(state, cursors)  # type: ignore[arg-type]
+    reason = NativeOps(asked, CPU).unsupported(state, cursors, state.ring_key.dtype)  # type: ignore[arg-type]
     assert reason is not None and "float32" in reason and not asked.asked
 
 

@@ -1,7 +1,8 @@
 """The native operations over the pools' layer state: the reference's signatures, run by the CUDA kernels.
 
 A pool is served by the kernels when the library has one for its shapes and formats (`unsupported` says why not);
-there is no switch within a step.
+there is no switch within a step. Nothing here waits for the device. Every launch is a programmatic one: it may start
+while its predecessor drains, and waits for it on the device.
 """
 
 from __future__ import annotations
@@ -15,7 +16,13 @@ from torch import Tensor
 from trtllm_replayssm.config import ReplayConfig
 from trtllm_replayssm.errors import ReplaySSMError
 from trtllm_replayssm.ops import _abi, torch_ops
-from trtllm_replayssm.ops.layer_state import CursorTensors, ReplayLayerState, StepRows
+from trtllm_replayssm.ops.layer_state import (
+    ConventionalLayerState,
+    CursorTensors,
+    LayerState,
+    ReplayLayerState,
+    StepRows,
+)
 from trtllm_replayssm.shapes import SsmKind, SsmShape
 
 _KINDS = {SsmKind.MAMBA2: _abi.Kind.MAMBA2, SsmKind.GDN: _abi.Kind.GDN}
@@ -47,31 +54,40 @@ class NativeOps:
         self._library = library
         self._workspace = torch.zeros(0, dtype=torch.uint8, device=device)
 
-    def unsupported(self, state: ReplayLayerState, cursors: CursorTensors) -> str | None:
+    def unsupported(self, state: LayerState, cursors: CursorTensors, activation: torch.dtype) -> str | None:
         """Why the library cannot run steps of a layer's pool, in its own words, or None. Also sizes the workspace."""
-        if state.ring_key.dtype not in _ACTIVATIONS:
-            return f"activations are {state.ring_key.dtype}; the kernels take bfloat16 and float16"
-        slots = state.ring_key.shape[0]
+        if activation not in _ACTIVATIONS:
+            return f"activations are {activation}; the kernels take bfloat16 and float16"
+        slots = len(cursors.position)
         try:
             for tokens in sorted({1, state.config.max_step_tokens}):
-                self._reserve(self._library.update_workspace(self._example(state, cursors, slots, tokens)))
+                example = _example_tokens(state.shape, slots, tokens, activation, cursors.position.device)
+                if isinstance(state, ConventionalLayerState):
+                    named: dict[str, Tensor | None] = {**example, "entry": cursors.origin, "state": _entries(state)}
+                    args = torch_ops.fill(_abi.ConventionalArgs, named, kind=_kind(state))
+                    self._library.conventional_launch_text(args, multiprocessors=1)
+                    continue
+                named = {**example, **registers(cursors), **state_tensors(state)}
+                self._reserve(
+                    self._library.update_workspace(torch_ops.fill(_abi.UpdateArgs, named, **layer_numbers(state)))
+                )
         except ReplaySSMError as error:
             return str(error)
         return None
 
     def mamba2_update(
-        self, state: ReplayLayerState, cursors: CursorTensors, rows: StepRows, x: Tensor, k: Tensor, q: Tensor,
+        self, state: LayerState, cursors: CursorTensors, rows: StepRows, x: Tensor, k: Tensor, q: Tensor,
         dt: Tensor, a: Tensor, *, d_skip: Tensor,
     ) -> Tensor:  # fmt: skip
-        """As `reference.mamba2.mamba2_update`, but the result [B, T, H, P] is in x's type."""
+        """As `reference.mamba2.mamba2_update` or `mamba2_conventional`; the result [B, T, H, P] is in x's type."""
         tokens = {"value": x, "k": k, "q": q, "dt": dt, "a": a, "skip": d_skip, "log_decay": None, "beta": None}
         return self._update(state, cursors, rows, tokens)
 
     def gdn_update(
-        self, state: ReplayLayerState, cursors: CursorTensors, rows: StepRows, q: Tensor, k: Tensor, v: Tensor,
+        self, state: LayerState, cursors: CursorTensors, rows: StepRows, q: Tensor, k: Tensor, v: Tensor,
         g: Tensor, beta: Tensor,
     ) -> Tensor:  # fmt: skip
-        """As `reference.gdn.gdn_update`, but the result [B, T, H, P] is in v's type."""
+        """As `reference.gdn.gdn_update` or `gdn_conventional`; the result [B, T, H, P] is in v's type."""
         tokens = {"value": v, "k": k, "q": q, "dt": None, "a": None, "skip": None, "log_decay": g, "beta": beta}
         return self._update(state, cursors, rows, tokens)
 
@@ -87,10 +103,10 @@ class NativeOps:
         decay_out = torch.empty(decay.shape, device=decay.device)
         beta_out = None if beta is None else torch.empty_like(decay_out)
         operation(
-            kind=int(_KINDS[shape.kind]), flags=0, dt_low=0.0, dt_high=math.inf, slot=rows.slot_int32,
-            num_tokens=rows.num_tokens_int32, position=cursors.position, x=conv.x, weight=conv.weight, bias=conv.bias,
-            decay_in=decay, beta_in=beta, dt_bias=dt_bias, a_log=a_log, window=conv.window, out=conv.out,
-            decay_out=decay_out, beta_out=beta_out,
+            kind=int(_KINDS[shape.kind]), flags=_abi.CONV1D_PROGRAMMATIC_LAUNCH, dt_low=0.0, dt_high=math.inf,
+            slot=rows.slot_int32, num_tokens=rows.num_tokens_int32, position=cursors.position, x=conv.x,
+            weight=conv.weight, bias=conv.bias, decay_in=decay, beta_in=beta, dt_bias=dt_bias, a_log=a_log,
+            window=conv.window, out=conv.out, decay_out=decay_out, beta_out=beta_out,
         )  # fmt: skip
         return decay_out, decay_out if beta_out is None else beta_out
 
@@ -99,8 +115,9 @@ class NativeOps:
     ) -> Tensor:
         """`graph.Graph.gated_rms_norm` with its weight as a float32 vector: x, gate [B, T, D] -> [B, T, D]."""
         out: Tensor = torch.ops.replayssm.gated_rms_norm(
-            flags=0, groups=groups, gate_first=int(gate_first), eps=eps, x=x, gate=gate, weight=weight
-        )
+            flags=_abi.NORM_PROGRAMMATIC_LAUNCH, groups=groups, gate_first=int(gate_first), eps=eps, x=x, gate=gate,
+            weight=weight,
+        )  # fmt: skip
         return out
 
     def commit(self, config: ReplayConfig, cursors: CursorTensors, rows: StepRows, accepted: Tensor) -> None:
@@ -112,43 +129,52 @@ class NativeOps:
         )  # fmt: skip
 
     def _update(
-        self, state: ReplayLayerState, cursors: CursorTensors, rows: StepRows, tokens: dict[str, Tensor | None]
+        self, state: LayerState, cursors: CursorTensors, rows: StepRows, tokens: dict[str, Tensor | None]
     ) -> Tensor:
-        out: Tensor = torch.ops.replayssm.update(
-            **layer_numbers(state), flags=0, slot=rows.slot_int32, num_tokens=rows.num_tokens_int32,
-            **registers(cursors), **tokens, **state_tensors(state), workspace=self._workspace,
+        context = {"slot": rows.slot_int32, "num_tokens": rows.num_tokens_int32}
+        out: Tensor
+        if isinstance(state, ConventionalLayerState):
+            out = torch.ops.replayssm.conventional_update(
+                kind=_kind(state), flags=_abi.CONVENTIONAL_PROGRAMMATIC_LAUNCH, **context, entry=cursors.origin,
+                **tokens, state=_entries(state),
+            )  # fmt: skip
+            return out
+        out = torch.ops.replayssm.update(
+            **layer_numbers(state), flags=_abi.UPDATE_PROGRAMMATIC_LAUNCH, **context, **registers(cursors), **tokens,
+            **state_tensors(state), workspace=self._workspace,
         )  # fmt: skip
         return out
-
-    def _example(self, state: ReplayLayerState, cursors: CursorTensors, rows: int, tokens: int) -> _abi.UpdateArgs:
-        """The arguments of a step of `rows` rows of padding: what the library needs to know to answer."""
-        shape, act, device = state.shape, state.ring_key.dtype, state.ring_key.device
-        values = torch.empty((rows, tokens, shape.heads, shape.head_dim), dtype=act, device=device)
-        keys = torch.empty((rows, tokens, shape.groups, shape.state_dim), dtype=act, device=device)
-        scalars = torch.empty((rows, tokens, shape.heads), device=device)
-        vector = torch.empty(shape.heads, device=device)
-        padding = torch.full((rows,), -1, dtype=torch.int32, device=device)
-        gdn = shape.kind is SsmKind.GDN
-        inputs = {"log_decay": scalars, "beta": scalars} if gdn else {"dt": scalars, "a": vector, "skip": vector}
-        args: _abi.UpdateArgs = torch_ops.fill(
-            _abi.UpdateArgs,
-            {
-                "slot": padding, "num_tokens": padding, "value": values, "k": keys, "q": keys, "out": values, **inputs,
-                **registers(cursors), **state_tensors(state),
-            },
-            **layer_numbers(state),
-        )  # fmt: skip
-        return args
 
     def _reserve(self, size: int) -> None:
         if size > self._workspace.numel():
             self._workspace = torch.zeros(size, dtype=torch.uint8, device=self._workspace.device)
 
 
+def _kind(state: LayerState) -> int:
+    return int(_KINDS[state.shape.kind])
+
+
+def _entries(state: ConventionalLayerState) -> Tensor:
+    """The states as conventional.h has them, [S, E, H, P * N]."""
+    return state.states.flatten(3)
+
+
+def _example_tokens(
+    shape: SsmShape, rows: int, tokens: int, activation: torch.dtype, device: torch.device
+) -> dict[str, Tensor | None]:
+    """The inputs of a step of `rows` rows of padding: what the library needs to know to answer."""
+    values = torch.empty((rows, tokens, shape.heads, shape.head_dim), dtype=activation, device=device)
+    keys = torch.empty((rows, tokens, shape.groups, shape.state_dim), dtype=activation, device=device)
+    scalars, vector = torch.empty((rows, tokens, shape.heads), device=device), torch.empty(shape.heads, device=device)
+    padding = torch.full((rows,), -1, dtype=torch.int32, device=device)
+    gdn = shape.kind is SsmKind.GDN
+    inputs = {"log_decay": scalars, "beta": scalars} if gdn else {"dt": scalars, "a": vector, "skip": vector}
+    return {"slot": padding, "num_tokens": padding, "value": values, "k": keys, "q": keys, "out": values, **inputs}
+
+
 def layer_numbers(state: ReplayLayerState) -> dict[str, int]:
     """What the ABI's structs say of a layer in integers."""
-    kind = int(_KINDS[state.shape.kind])
-    return {"kind": kind, "window": state.config.window, "layer": state.layer, "head_offset": 0}
+    return {"kind": _kind(state), "window": state.config.window, "layer": state.layer, "head_offset": 0}
 
 
 def registers(cursors: CursorTensors) -> dict[str, Tensor | None]:

@@ -23,11 +23,13 @@ def commit(config: ReplayConfig, cursors: CursorTensors, rows: StepRows, accepte
 
 
 def commit_conventional(config: ReplayConfig, cursors: CursorTensors, rows: StepRows, accepted: Tensor) -> None:
-    """The baseline's commit: `origin` moves to the snapshot of the last accepted token."""
-    slot, count = rows.active_slot, rows.active_num_tokens
-    taken = torch.minimum(accepted.to(count.device).long()[rows.active].clamp(min=0), count)
-    cursors.origin[slot] = ((cursors.origin[slot].long() + taken) % (config.max_step_tokens + 1)).int()
-    cursors.position[slot] += taken.int()
+    """The baseline's commit: `origin` moves to the snapshot of the last accepted token. Never waits for the device."""
+    taken = torch.minimum(accepted.to(rows.slot.device).clamp(min=0), rows.num_tokens)
+    taken = torch.where(rows.slot >= 0, taken, 0).int()
+    slot = rows.slot.clamp(min=0)  # padding adds nothing to slot 0
+    cursors.position.index_add_(0, slot, taken)
+    cursors.origin.index_add_(0, slot, taken)
+    cursors.origin.remainder_(config.max_step_tokens + 1)
 
 
 def finish_chunk(cursors: CursorTensors, slot: Tensor, num_tokens: Tensor) -> None:
