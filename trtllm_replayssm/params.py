@@ -17,6 +17,25 @@ class ParamRole(str, Enum):
     EXPERTS = "experts"  # a stack [experts, out, in], stored one by one or packed
 
 
+@dataclass(frozen=True, slots=True)
+class Span:
+    """`channels` consecutive channels in `units` equal pieces that stay whole: heads, groups, experts, channels."""
+
+    channels: int
+    units: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How tensor-parallel ranks share a parameter: each takes its pieces of every span, in order, along `axis`.
+
+    axis 0: outputs, heads or experts of its own. axis 1: inputs of its own, so that the results of the ranks add up.
+    """
+
+    axis: int
+    spans: tuple[Span, ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParamSpec:
     """One parameter under its canonical name (prefix `backbone.` or `model.`; `lm_head`, `mtp` at top level).
@@ -25,9 +44,11 @@ class ParamSpec:
     `<block>.experts.<projection>` with projection in gate_proj, up_proj, down_proj; in a checkpoint it is either
     `<block>.experts.<e>.<projection>.weight` or a packed tensor.
     recipe: which quantisation recipe touches it ("experts", "dense" or None for never).
+    cut: how tensor-parallel ranks share it; None: each has all of it.
     """
 
     name: str
     shape: tuple[int, ...]
     role: ParamRole
     recipe: str | None = None
+    cut: Cut | None = None

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from trtllm_replayssm.graph import Graph, ModelOutput, MoeNames, Tensor
-from trtllm_replayssm.params import ParamRole, ParamSpec
+from trtllm_replayssm.params import Cut, ParamRole, ParamSpec, Span
 from trtllm_replayssm.shapes import LayerKind, ModelGeometry
 
 _EMBEDDINGS = "backbone.embeddings.weight"
@@ -19,7 +21,8 @@ def parameters(geometry: ModelGeometry) -> list[ParamSpec]:
         specs += _layer_parameters(geometry, f"backbone.layers.{index}.", kind, recipe=True)
     specs.append(_vector(_FINAL_NORM, hidden))
     if not geometry.tie_embeddings:
-        specs.append(ParamSpec(name=_LM_HEAD, shape=(vocab, hidden), role=ParamRole.EMBEDDING))
+        cut = Cut(0, (Span(vocab, vocab),))
+        specs.append(ParamSpec(name=_LM_HEAD, shape=(vocab, hidden), role=ParamRole.EMBEDDING, cut=cut))
     if geometry.mtp_pattern:
         first, last = "mtp.layers.0.", f"mtp.layers.{len(geometry.mtp_pattern) - 1}."
         specs += [
@@ -117,59 +120,82 @@ def _moe_names(geometry: ModelGeometry, mixer: str) -> MoeNames:
     )
 
 
-def _vector(name: str, size: int) -> ParamSpec:
-    return ParamSpec(name=name, shape=(size,), role=ParamRole.VECTOR)
+def _vector(name: str, size: int, cut: Cut | None = None) -> ParamSpec:
+    return ParamSpec(name=name, shape=(size,), role=ParamRole.VECTOR, cut=cut)
 
 
 def _layer_parameters(geometry: ModelGeometry, prefix: str, kind: LayerKind, *, recipe: bool) -> list[ParamSpec]:
     """Parameters of one layer; `recipe` says whether quantisation recipes may touch it (never the MTP head)."""
-    hidden, ssm, att, mixer = geometry.hidden, geometry.ssm, geometry.attention, prefix + "mixer."
+    hidden, att, mixer = geometry.hidden, geometry.attention, prefix + "mixer."
     dense, experts = ("dense", "experts") if recipe else (None, None)
 
-    def linear(name: str, out_size: int, in_size: int) -> ParamSpec:
-        return ParamSpec(name=mixer + name, shape=(out_size, in_size), role=ParamRole.LINEAR, recipe=dense)
+    def linear(name: str, out_size: int, in_size: int, cut: Cut | None = None) -> ParamSpec:
+        shape = (out_size, in_size)
+        return ParamSpec(name=mixer + name, shape=shape, role=ParamRole.LINEAR, recipe=dense, cut=cut)
 
     specs = [_vector(prefix + "norm.weight", hidden)]
     if kind is LayerKind.SSM:
-        specs += [
-            linear("in_proj.weight", ssm.inner + ssm.conv_channels + ssm.heads, hidden),
-            ParamSpec(name=mixer + "conv1d.weight", shape=(ssm.conv_channels, 1, ssm.conv_kernel), role=ParamRole.CONV),
-            *([_vector(mixer + "conv1d.bias", ssm.conv_channels)] if ssm.conv_bias else []),
-            _vector(mixer + "A_log", ssm.heads),
-            _vector(mixer + "D", ssm.heads),
-            _vector(mixer + "dt_bias", ssm.heads),
-            _vector(mixer + "norm.weight", ssm.inner),
-            linear("out_proj.weight", hidden, ssm.inner),
-        ]
+        specs += _mamba_parameters(geometry, mixer, linear)
     elif kind is LayerKind.ATTENTION:
+        q, kv = Span(att.q_size, att.heads), Span(att.kv_size, att.kv_heads)
         specs += [
-            linear("q_proj.weight", att.q_size, hidden),
-            linear("k_proj.weight", att.kv_size, hidden),
-            linear("v_proj.weight", att.kv_size, hidden),
-            linear("o_proj.weight", hidden, att.q_size),
+            linear("q_proj.weight", att.q_size, hidden, Cut(0, (q,))),
+            linear("k_proj.weight", att.kv_size, hidden, Cut(0, (kv,))),
+            linear("v_proj.weight", att.kv_size, hidden, Cut(0, (kv,))),
+            linear("o_proj.weight", hidden, att.q_size, Cut(1, (q,))),
         ]
     elif kind is LayerKind.MLP:
+        inner = Span(geometry.mlp_intermediate, geometry.mlp_intermediate)
         specs += [
-            linear("up_proj.weight", geometry.mlp_intermediate, hidden),
-            linear("down_proj.weight", hidden, geometry.mlp_intermediate),
+            linear("up_proj.weight", geometry.mlp_intermediate, hidden, Cut(0, (inner,))),
+            linear("down_proj.weight", hidden, geometry.mlp_intermediate, Cut(1, (inner,))),
         ]
     else:
-        moe = geometry.moe
-        assert moe is not None
-        width = moe.latent or hidden
+        specs += _moe_parameters(geometry, mixer, linear, experts)
+    return specs
+
+
+def _mamba_parameters(geometry: ModelGeometry, mixer: str, linear: Callable[..., ParamSpec]) -> list[ParamSpec]:
+    hidden, ssm = geometry.hidden, geometry.ssm
+    inner, keys, heads = Span(ssm.inner, ssm.heads), Span(ssm.key_channels, ssm.groups), Span(ssm.heads, ssm.heads)
+    conv, own = Cut(0, (inner, keys, keys)), Cut(0, (heads,))
+    projected = ssm.inner + ssm.conv_channels + ssm.heads  # z | x | B | C | dt
+    conv_shape = (ssm.conv_channels, 1, ssm.conv_kernel)
+    return [
+        linear("in_proj.weight", projected, hidden, Cut(0, (inner, inner, keys, keys, heads))),
+        ParamSpec(name=mixer + "conv1d.weight", shape=conv_shape, role=ParamRole.CONV, cut=conv),
+        *([_vector(mixer + "conv1d.bias", ssm.conv_channels, conv)] if ssm.conv_bias else []),
+        _vector(mixer + "A_log", ssm.heads, own),
+        _vector(mixer + "D", ssm.heads, own),
+        _vector(mixer + "dt_bias", ssm.heads, own),
+        _vector(mixer + "norm.weight", ssm.inner, Cut(0, (inner,))),
+        linear("out_proj.weight", hidden, ssm.inner, Cut(1, (inner,))),
+    ]
+
+
+def _moe_parameters(
+    geometry: ModelGeometry, mixer: str, linear: Callable[..., ParamSpec], recipe: str | None
+) -> list[ParamSpec]:
+    """recipe: the one that touches the experts."""
+    hidden, moe = geometry.hidden, geometry.moe
+    assert moe is not None
+    width = moe.latent or hidden
+    shared = Span(moe.shared_intermediate, moe.shared_intermediate)
+    own = Cut(0, (Span(moe.experts, moe.experts),))
+    specs = [
+        ParamSpec(name=mixer + "gate.weight", shape=(moe.experts, hidden), role=ParamRole.ROUTER),
+        _vector(mixer + "gate.e_score_correction_bias", moe.experts),
+        linear("shared_experts.up_proj.weight", moe.shared_intermediate, hidden, Cut(0, (shared,))),
+        linear("shared_experts.down_proj.weight", hidden, moe.shared_intermediate, Cut(1, (shared,))),
+    ]
+    for projection, rows, columns in (("up_proj", moe.intermediate, width), ("down_proj", width, moe.intermediate)):
+        specs.append(
+            ParamSpec(name=f"{mixer}experts.{projection}", shape=(moe.experts, rows, columns),
+                      role=ParamRole.EXPERTS, recipe=recipe, cut=own)
+        )  # fmt: skip
+    if moe.latent:
         specs += [
-            ParamSpec(name=mixer + "gate.weight", shape=(moe.experts, hidden), role=ParamRole.ROUTER),
-            _vector(mixer + "gate.e_score_correction_bias", moe.experts),
-            linear("shared_experts.up_proj.weight", moe.shared_intermediate, hidden),
-            linear("shared_experts.down_proj.weight", hidden, moe.shared_intermediate),
-            ParamSpec(name=mixer + "experts.up_proj", shape=(moe.experts, moe.intermediate, width),
-                      role=ParamRole.EXPERTS, recipe=experts),
-            ParamSpec(name=mixer + "experts.down_proj", shape=(moe.experts, width, moe.intermediate),
-                      role=ParamRole.EXPERTS, recipe=experts),
-        ]  # fmt: skip
-        if moe.latent:
-            specs += [
-                linear("fc1_latent_proj.weight", moe.latent, hidden),
-                linear("fc2_latent_proj.weight", hidden, moe.latent),
-            ]
+            linear("fc1_latent_proj.weight", moe.latent, hidden),
+            linear("fc2_latent_proj.weight", hidden, moe.latent),
+        ]
     return specs

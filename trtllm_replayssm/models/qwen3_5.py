@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from trtllm_replayssm.graph import Graph, ModelOutput, MoeNames, Tensor
-from trtllm_replayssm.params import ParamRole, ParamSpec
+from trtllm_replayssm.params import Cut, ParamRole, ParamSpec, Span
 from trtllm_replayssm.shapes import LayerKind, ModelGeometry
 
 _EMBEDDINGS = "model.embed_tokens.weight"
@@ -19,7 +21,8 @@ def parameters(geometry: ModelGeometry) -> list[ParamSpec]:
         specs += _layer_parameters(geometry, f"model.layers.{index}.", kind, recipe=True)
     specs.append(_vector(_FINAL_NORM, hidden))
     if not geometry.tie_embeddings:
-        specs.append(ParamSpec(name=_LM_HEAD, shape=(vocab, hidden), role=ParamRole.EMBEDDING))
+        cut = Cut(0, (Span(vocab, vocab),))
+        specs.append(ParamSpec(name=_LM_HEAD, shape=(vocab, hidden), role=ParamRole.EMBEDDING, cut=cut))
     if geometry.mtp_pattern:
         specs += [
             ParamSpec(name="mtp.fc.weight", shape=(hidden, 2 * hidden), role=ParamRole.LINEAR),
@@ -117,67 +120,87 @@ def _moe_names(mlp: str) -> MoeNames:
     )
 
 
-def _vector(name: str, size: int) -> ParamSpec:
-    return ParamSpec(name=name, shape=(size,), role=ParamRole.VECTOR)
+def _vector(name: str, size: int, cut: Cut | None = None) -> ParamSpec:
+    return ParamSpec(name=name, shape=(size,), role=ParamRole.VECTOR, cut=cut)
 
 
 def _layer_parameters(geometry: ModelGeometry, prefix: str, kind: LayerKind, *, recipe: bool) -> list[ParamSpec]:
     """Parameters of one layer; `recipe` says whether quantisation recipes may touch it (never the MTP head)."""
-    hidden, ssm, att = geometry.hidden, geometry.ssm, geometry.attention
+    hidden = geometry.hidden
     dense, experts = ("dense", "experts") if recipe else (None, None)
 
-    def linear(name: str, out_size: int, in_size: int) -> ParamSpec:
-        return ParamSpec(name=prefix + name, shape=(out_size, in_size), role=ParamRole.LINEAR, recipe=dense)
+    def linear(name: str, out_size: int, in_size: int, cut: Cut | None = None) -> ParamSpec:
+        shape = (out_size, in_size)
+        return ParamSpec(name=prefix + name, shape=shape, role=ParamRole.LINEAR, recipe=dense, cut=cut)
 
     specs = [
         _vector(prefix + "input_layernorm.weight", hidden),
         _vector(prefix + "post_attention_layernorm.weight", hidden),
     ]
-    if kind is LayerKind.SSM:
-        p = prefix + "linear_attn."
-        specs += [
-            linear("linear_attn.in_proj_qkv.weight", ssm.conv_channels, hidden),
-            linear("linear_attn.in_proj_z.weight", ssm.inner, hidden),
-            linear("linear_attn.in_proj_a.weight", ssm.heads, hidden),
-            linear("linear_attn.in_proj_b.weight", ssm.heads, hidden),
-            ParamSpec(name=p + "conv1d.weight", shape=(ssm.conv_channels, 1, ssm.conv_kernel), role=ParamRole.CONV),
-            _vector(p + "A_log", ssm.heads),
-            _vector(p + "dt_bias", ssm.heads),
-            _vector(p + "norm.weight", ssm.head_dim),
-            linear("linear_attn.out_proj.weight", hidden, ssm.inner),
-        ]
-    else:
-        p = prefix + "self_attn."
-        specs += [
-            linear("self_attn.q_proj.weight", 2 * att.q_size, hidden),
-            linear("self_attn.k_proj.weight", att.kv_size, hidden),
-            linear("self_attn.v_proj.weight", att.kv_size, hidden),
-            linear("self_attn.o_proj.weight", hidden, att.q_size),
-            _vector(p + "q_norm.weight", att.head_dim),
-            _vector(p + "k_norm.weight", att.head_dim),
-        ]
-    moe = geometry.moe
-    if moe is None:
-        specs += [
-            linear("mlp.gate_proj.weight", geometry.mlp_intermediate, hidden),
-            linear("mlp.up_proj.weight", geometry.mlp_intermediate, hidden),
-            linear("mlp.down_proj.weight", hidden, geometry.mlp_intermediate),
-        ]
-        return specs
-    specs += [
+    specs += (_gdn_parameters if kind is LayerKind.SSM else _attention_parameters)(geometry, prefix, linear)
+    if geometry.moe is not None:
+        return specs + _moe_parameters(geometry, prefix, linear, experts)
+    return specs + _swiglu_parameters("mlp.", hidden, geometry.mlp_intermediate, linear)
+
+
+def _gdn_parameters(geometry: ModelGeometry, prefix: str, linear: Callable[..., ParamSpec]) -> list[ParamSpec]:
+    hidden, ssm, p = geometry.hidden, geometry.ssm, prefix + "linear_attn."
+    inner, keys, heads = Span(ssm.inner, ssm.heads), Span(ssm.key_channels, ssm.groups), Span(ssm.heads, ssm.heads)
+    conv, own = Cut(0, (keys, keys, inner)), Cut(0, (heads,))
+    conv_shape = (ssm.conv_channels, 1, ssm.conv_kernel)
+    return [
+        linear("linear_attn.in_proj_qkv.weight", ssm.conv_channels, hidden, conv),
+        linear("linear_attn.in_proj_z.weight", ssm.inner, hidden, Cut(0, (inner,))),
+        linear("linear_attn.in_proj_a.weight", ssm.heads, hidden, own),
+        linear("linear_attn.in_proj_b.weight", ssm.heads, hidden, own),
+        ParamSpec(name=p + "conv1d.weight", shape=conv_shape, role=ParamRole.CONV, cut=conv),
+        _vector(p + "A_log", ssm.heads, own),
+        _vector(p + "dt_bias", ssm.heads, own),
+        _vector(p + "norm.weight", ssm.head_dim),
+        linear("linear_attn.out_proj.weight", hidden, ssm.inner, Cut(1, (inner,))),
+    ]
+
+
+def _attention_parameters(geometry: ModelGeometry, prefix: str, linear: Callable[..., ParamSpec]) -> list[ParamSpec]:
+    hidden, att, p = geometry.hidden, geometry.attention, prefix + "self_attn."
+    q, kv = Span(att.q_size, att.heads), Span(att.kv_size, att.kv_heads)
+    return [
+        linear("self_attn.q_proj.weight", 2 * att.q_size, hidden, Cut(0, (Span(2 * att.q_size, att.heads),))),
+        linear("self_attn.k_proj.weight", att.kv_size, hidden, Cut(0, (kv,))),
+        linear("self_attn.v_proj.weight", att.kv_size, hidden, Cut(0, (kv,))),
+        linear("self_attn.o_proj.weight", hidden, att.q_size, Cut(1, (q,))),
+        _vector(p + "q_norm.weight", att.head_dim),
+        _vector(p + "k_norm.weight", att.head_dim),
+    ]
+
+
+def _swiglu_parameters(name: str, hidden: int, inner: int, linear: Callable[..., ParamSpec]) -> list[ParamSpec]:
+    span = Span(inner, inner)
+    return [
+        linear(name + "gate_proj.weight", inner, hidden, Cut(0, (span,))),
+        linear(name + "up_proj.weight", inner, hidden, Cut(0, (span,))),
+        linear(name + "down_proj.weight", hidden, inner, Cut(1, (span,))),
+    ]
+
+
+def _moe_parameters(
+    geometry: ModelGeometry, prefix: str, linear: Callable[..., ParamSpec], recipe: str | None
+) -> list[ParamSpec]:
+    """recipe: the one that touches the experts."""
+    hidden, moe = geometry.hidden, geometry.moe
+    assert moe is not None
+    specs = [
         ParamSpec(name=prefix + "mlp.gate.weight", shape=(moe.experts, hidden), role=ParamRole.ROUTER),
         # one output row: kept in the checkpoint's type, never quantised
         ParamSpec(name=prefix + "mlp.shared_expert_gate.weight", shape=(1, hidden), role=ParamRole.LINEAR),
-        linear("mlp.shared_expert.gate_proj.weight", moe.shared_intermediate, hidden),
-        linear("mlp.shared_expert.up_proj.weight", moe.shared_intermediate, hidden),
-        linear("mlp.shared_expert.down_proj.weight", hidden, moe.shared_intermediate),
+        *_swiglu_parameters("mlp.shared_expert.", hidden, moe.shared_intermediate, linear),
     ]
+    own = Cut(0, (Span(moe.experts, moe.experts),))
     for projection, shape in (
         ("gate_proj", (moe.experts, moe.intermediate, hidden)),
         ("up_proj", (moe.experts, moe.intermediate, hidden)),
         ("down_proj", (moe.experts, hidden, moe.intermediate)),
     ):
-        specs.append(
-            ParamSpec(name=f"{prefix}mlp.experts.{projection}", shape=shape, role=ParamRole.EXPERTS, recipe=experts)
-        )
+        name = f"{prefix}mlp.experts.{projection}"
+        specs.append(ParamSpec(name=name, shape=shape, role=ParamRole.EXPERTS, recipe=recipe, cut=own))
     return specs
