@@ -1,7 +1,7 @@
 """Attention of decode steps over the KV slots: the new keys and values are written, then every query attends causally.
 
-On CUDA one flash kernel serves all rows and nothing waits for the device, so a step can be captured. Types and sizes
-that the kernel does not take, and devices without it, go row by row.
+On CUDA nothing waits for the device, so that a step can be captured: one flash kernel serves all rows, or, for types
+and sizes that it does not take, one masked product over the whole caches. Elsewhere rows go one by one.
 """
 
 from __future__ import annotations
@@ -24,17 +24,43 @@ def decode_attention(
 
     Token i of row b, i < num_tokens[b], lies at position start[b] + i of slot[b] and sees the positions up to its own.
     Rows of slot -1 and tokens beyond num_tokens give zeros and change no position that means anything.
-    Requires start + T <= depth for every row. No host synchronisation where `is_captured` holds.
+    Requires start + T <= depth for every row. No host synchronisation on CUDA.
     """
     if is_captured(q):
         return _flash(q, k, v, kv, slot, start, num_tokens)
+    if q.is_cuda:
+        return attend_masked(q, k, v, kv, slot=slot, start=start, num_tokens=num_tokens)
     return attend_rows(q, k, v, kv, slot=slot, start=start, num_tokens=num_tokens)
 
 
 def is_captured(q: Tensor) -> bool:
-    """Whether queries like these are served without host synchronisation."""
+    """Whether the flash kernel serves queries like these."""
     fits = q.shape[-1] <= _FLASH_MAX_HEAD and q.shape[-1] % _FLASH_HEAD_PIECE == 0
     return q.is_cuda and q.dtype in _FLASH_TYPES and fits
+
+
+def attend_masked(
+    q: Tensor, k: Tensor, v: Tensor, kv: KvLayer, *, slot: Tensor, start: Tensor, num_tokens: Tensor
+) -> Tensor:
+    """As `decode_attention`, in any type: all rows against whole caches, whatever is in use of them."""
+    rows, tokens, heads, size = q.shape
+    kv_heads, depth = kv.keys.shape[1:3]
+    steps = torch.arange(tokens, device=q.device)
+    exists = (steps < num_tokens[:, None]) & (slot >= 0)[:, None]
+    home, first = slot.long().clamp(min=0), start.long()
+    place = torch.where(exists, first[:, None] + steps, depth - 1)  # see `_flash`
+    for cache, new in ((kv.keys, k), (kv.values, v)):
+        cache[home[:, None], :, place] = new.masked_fill(~exists[..., None, None], 0)
+    places = torch.arange(depth, device=q.device)
+    seen = places <= place[..., None]
+    grouped = q.unflatten(2, (kv_heads, -1)).permute(0, 2, 3, 1, 4).flatten(2, 3)  # [B, Hkv, Hq / Hkv * T, D]
+    scores = (grouped @ kv.keys[home].transpose(-1, -2)).unflatten(2, (-1, tokens)) * size**-0.5
+    weights = scores.float().masked_fill(~seen[:, None, None], float("-inf")).softmax(-1).to(q.dtype)
+    # what lies behind a row's tokens may be anything, and zero times NaN is NaN
+    behind = places >= (first + num_tokens)[:, None]
+    values = kv.values[home].masked_fill(behind[:, None, :, None], 0)
+    out = (weights.flatten(2, 3) @ values).unflatten(2, (-1, tokens)).permute(0, 3, 1, 2, 4)
+    return out.masked_fill(~exists[..., None, None, None], 0).reshape(rows, tokens, heads * size)
 
 
 def attend_rows(

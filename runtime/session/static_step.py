@@ -45,15 +45,18 @@ class StaticStep:
     nothing either. All three are on the device of the session, all rows padding at first, and are written in place by
     whoever runs the step. Nothing is checked: ids must lie in the vocabulary (those of tokens that do not exist as
     well), and position + num_tokens within max_seq_len.
+
+    flushes: for steps in which every row is a real one with all T tokens: whether they all flush or none does, so that
+    the reference operations wait for nothing either. None: any rows.
     """
 
-    def __init__(self, model: StepModel, batch: int, width: int) -> None:
+    def __init__(self, model: StepModel, batch: int, width: int, *, flushes: bool | None = None) -> None:
         """Raises ContractError for a width above the pool's T_max."""
         check_width("StaticStep", model.pools.replay, width)
         self._model = model
         self._network = model_of(model.pools.geometry)
         device = model.pools.cursors.position.device
-        self.batch, self.width = batch, width
+        self.batch, self.width, self._flushes = batch, width, flushes
         self.ids = torch.zeros((batch, width), dtype=torch.int64, device=device)
         self.slot = torch.full((batch,), -1, dtype=torch.int32, device=device)
         self.num_tokens = torch.zeros(batch, dtype=torch.int32, device=device)
@@ -76,7 +79,7 @@ class StaticStep:
         Appends records and may flush; `commit` must follow before the rows' slots run again. Entries of tokens that
         do not exist mean nothing. No host synchronisation where the kernels serve the pools.
         """
-        rows = StepRows(self.slot, self.num_tokens)
+        rows = StepRows(self.slot, self.num_tokens, self._flushes)
         ctx = StepContext(Phase.DECODE, rows, self.position(), self.width, self._last_chunk)
         model = self._model
         graph = TorchGraph(model.weights, model.state_ops, ctx, poison=model.poison)
@@ -89,4 +92,4 @@ class StaticStep:
         slot and num_tokens must still be those of the forward pass. No host synchronisation where the kernels serve
         the pools.
         """
-        self._model.state_ops.commit(StepRows(self.slot, self.num_tokens), accepted)
+        self._model.state_ops.commit(StepRows(self.slot, self.num_tokens, self._flushes), accepted)

@@ -92,12 +92,13 @@ class TorchSession:
         )
         return cls(weights, pools, debug=debug)
 
-    def static_step(self, batch: int, width: int) -> StaticStep:
+    def static_step(self, batch: int, width: int, *, flushes: bool | None = None) -> StaticStep:
         """A step of fixed shape over this session's pools, for work that is captured by `graphs`.
 
         The session does not see its steps: whoever runs them keeps to the rules of `decode` and `commit`.
         """
-        return StaticStep(StepModel(self._weights, self.pools, self._state_ops, self._debug), batch, width)
+        model = StepModel(self._weights, self.pools, self._state_ops, self._debug)
+        return StaticStep(model, batch, width, flushes=flushes)
 
     def allocate(self, seed: int) -> int:
         """See `Session.allocate`."""

@@ -127,15 +127,22 @@ LayerState = ReplayLayerState | ConventionalLayerState
 class StepRows:
     """The rows of one step, checked: slot [B] (-1 = padding) and num_tokens [B] (0..T), int64 or int32.
 
-    HAZARD: the `active` forms count rows, for which the host waits for the device; captured work uses the int32 forms.
+    flushes: what the host knows of a step without padding whose rows have all of the step's tokens: True, all rows
+    flush; False, none does. The reference operations then read nothing back and can be captured. None: not known.
+
+    HAZARD: without it the `active` forms count rows, for which the host waits for the device; captured work uses the
+    int32 forms.
     """
 
     slot: Tensor
     num_tokens: Tensor
+    flushes: bool | None = None
 
     @cached_property
     def active(self) -> Tensor:
         """[A] int64: indices of the rows that do anything."""
+        if self.flushes is not None:
+            return torch.arange(len(self.slot), device=self.slot.device)
         return torch.nonzero((self.slot >= 0) & (self.num_tokens > 0)).flatten()
 
     @property

@@ -5,6 +5,7 @@ The encodings are the contract's (`spec.formats`): bytes here mean exactly what 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,9 +14,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from trtllm_replayssm.dtypes import E2M1_VALUES, FP4_BLOCK, FP8_BLOCK, Rounding, StateFormat, num_blocks
-from trtllm_replayssm.errors import UnsupportedError
+from trtllm_replayssm.errors import ContractError, UnsupportedError
+from trtllm_replayssm.ops.reference.encode import Encoded, encode
 from trtllm_replayssm.shapes import SsmShape
-from trtllm_replayssm.spec.formats import StoredState, encode
 
 _ELEMENT_TYPES = {
     StateFormat.FLOAT32: torch.float32,
@@ -86,29 +87,38 @@ class StateStore:
         return values * scale.repeat_interleave(FP4_BLOCK, dim=-1)
 
     def store(
-        self, slots: list[int], states: Tensor, rounding: Rounding, words: list[NDArray[np.uint32] | None]
-    ) -> None:
-        """Write float32 states [B, H, P, N]; words[i]: random words [H, P * N] of row i for stochastic rounding."""
-        if self.format is StateFormat.FLOAT32:
-            self.data[slots] = states
-            return
-        host = states.detach().cpu().numpy()
-        for row, slot in enumerate(slots):
-            self._write(slot, encode(host[row], self.format, rounding, words[row]))
+        self, slots: Sequence[int] | Tensor, states: Tensor, rounding: Rounding,
+        words: Sequence[NDArray[np.uint32] | None] | Tensor | None = None,
+    ) -> None:  # fmt: skip
+        """Write float32 states [B, H, P, N] of the slots [B]; nothing is read back.
 
-    def _write(self, slot: int, stored: StoredState) -> None:
-        values = torch.from_numpy(stored.values.astype(np.float32))
-        if self.format is StateFormat.NVFP4:
-            self.data[slot] = _pack_e2m1(values).to(self.data.device)
-        else:
-            _assign(self.data, slot, values.to(self.data.dtype))
+        words: random words [B, H, P * N] for stochastic rounding, a tensor below 2^32 or an array a row.
+        """
+        index = torch.as_tensor(slots, device=self.data.device)
+        if self.format is StateFormat.FLOAT32:
+            self.data[index] = states
+            return
+        random = None
+        if rounding is Rounding.STOCHASTIC:
+            given = words if isinstance(words, Tensor) else torch.from_numpy(np.stack([_given(w) for w in words or ()]))
+            random = given.to(self.data.device)
+        self._write(index, encode(states, self.format, random))
+
+    def _write(self, slots: Tensor, stored: Encoded) -> None:
+        values = stored.values
+        _assign(self.data, slots, _pack_e2m1(values) if self.format is StateFormat.NVFP4 else values)
         if stored.block_scale is not None:
             assert self.block_scale is not None
-            scale = torch.from_numpy(stored.block_scale.astype(np.float32))
-            _assign(self.block_scale, slot, scale.to(self.block_scale.dtype))
+            _assign(self.block_scale, slots, stored.block_scale)
         if stored.head_scale is not None:
             assert self.head_scale is not None
-            self.head_scale[slot] = torch.from_numpy(stored.head_scale).to(self.head_scale.device)
+            self.head_scale[slots] = stored.head_scale
+
+
+def _given(words: NDArray[np.uint32] | None) -> NDArray[np.int64]:
+    if words is None:
+        raise ContractError("store", "words", expected="random words for stochastic rounding", got=None)
+    return words.astype(np.int64)
 
 
 def _bytes_of(tensor: Tensor) -> Tensor:
@@ -121,20 +131,24 @@ def _index_bytes(tensor: Tensor, slots: Tensor) -> Tensor:
     return _bytes_of(tensor)[slots].view(tensor.dtype)
 
 
-def _assign(tensor: Tensor, slot: int, value: Tensor) -> None:
-    tensor[slot].copy_(value.to(tensor.device))
+def _assign(tensor: Tensor, slots: Tensor, value: Tensor) -> None:
+    _bytes_of(tensor)[slots] = _bytes_of(value.to(tensor.dtype))
 
 
 def _unpack_e2m1(packed: Tensor) -> Tensor:
     """[..., N / 2] uint8 -> [..., N] float32."""
-    table = torch.tensor([*E2M1_VALUES, *(-v for v in E2M1_VALUES)], device=packed.device)
     codes = torch.stack([packed & 0xF, packed >> 4], dim=-1).flatten(-2)
-    return table[codes.long()]
+    exponent, mantissa = (codes >> 1) & 3, (codes & 1).float()
+    normal = (2.0 + mantissa) * (1 << exponent.int()).float() * 0.25  # (1 + m / 2) 2^(e - 1)
+    magnitude = torch.where(exponent == 0, mantissa * 0.5, normal)
+    return torch.where(codes > 7, -magnitude, magnitude)
 
 
 def _pack_e2m1(values: Tensor) -> Tensor:
-    """[..., N] numbers on the E2M1 grid -> [..., N / 2] uint8. NaN has no code and becomes the largest magnitude."""
-    magnitudes = torch.tensor(E2M1_VALUES)
-    codes = torch.searchsorted(magnitudes, values.abs().nan_to_num(nan=E2M1_VALUES[-1]).contiguous())
-    codes = (codes | (torch.signbit(values).long() << 3)).to(torch.uint8)
+    """[..., N] numbers on the E2M1 grid -> [..., N / 2] uint8."""
+    magnitude = values.abs()
+    codes = torch.zeros(values.shape, dtype=torch.uint8, device=values.device)
+    for value in E2M1_VALUES[1:]:
+        codes += magnitude >= value
+    codes |= torch.signbit(values).to(torch.uint8) << 3
     return codes[..., 0::2] | (codes[..., 1::2] << 4)

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from trtllm_replayssm.dtypes import FP4_BLOCK, FP4_MAX, FP8_BLOCK, FP8_MAX, FP16_MAX, Rounding, StateFormat
 from trtllm_replayssm.errors import ContractError
 
-_SMALLEST_SCALE = np.float32(2.0**-126)  # a non-zero block never gets a zero or subnormal scale
-_SMALLEST_E4M3 = 2.0**-9
+SMALLEST_SCALE = np.float32(2.0**-126)  # a non-zero block never gets a zero or subnormal scale
+SMALLEST_E4M3 = 2.0**-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,12 +116,12 @@ def nvfp4_scales(x: NDArray[np.float32]) -> tuple[NDArray[np.float64], NDArray[n
     head_amax = amax.max(axis=(1, 2))
     head_scale = _positive(head_amax / np.float32(FP4_MAX * FP8_MAX), head_amax)
     target = amax / (np.float32(FP4_MAX) * head_scale)[:, None, None]
-    block_scale = np.maximum(round_to_grid(target, E4M3), _SMALLEST_E4M3)
+    block_scale = np.maximum(round_to_grid(target, E4M3), SMALLEST_E4M3)
     return np.where(amax > 0, block_scale, 1.0), head_scale
 
 
 def _positive(scale: NDArray[np.float32], amax: NDArray[np.float32]) -> NDArray[np.float32]:
-    return np.asarray(np.where(amax > 0, np.maximum(scale, _SMALLEST_SCALE), np.float32(1.0)), np.float32)
+    return np.asarray(np.where(amax > 0, np.maximum(scale, SMALLEST_SCALE), np.float32(1.0)), np.float32)
 
 
 def _block_amax(x: NDArray[np.float32], block: int) -> NDArray[np.float32]:

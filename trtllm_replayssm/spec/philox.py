@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
-_WEYL = (0x9E3779B9, 0xBB67AE85)
+MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+WEYL = (0x9E3779B9, 0xBB67AE85)
 _MASK = 0xFFFFFFFF
 
 
@@ -37,14 +37,14 @@ def _rounds(c: list[Any], seed: int) -> list[Any]:
     """The ten rounds on four counter words: Python integers below 2^32, or uint64 arrays of such."""
     key = [seed & _MASK, (seed >> 32) & _MASK]
     for _ in range(10):
-        product0, product1 = c[0] * _MULTIPLIERS[0], c[2] * _MULTIPLIERS[1]
+        product0, product1 = c[0] * MULTIPLIERS[0], c[2] * MULTIPLIERS[1]
         c = [
             (product1 >> 32) ^ c[1] ^ key[0],
             product1 & _MASK,
             (product0 >> 32) ^ c[3] ^ key[1],
             product0 & _MASK,
         ]
-        key = [(k + w) & _MASK for k, w in zip(key, _WEYL, strict=True)]
+        key = [(k + w) & _MASK for k, w in zip(key, WEYL, strict=True)]
     return c
 
 

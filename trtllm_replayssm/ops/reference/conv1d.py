@@ -39,8 +39,9 @@ def conv1d_update(
     mixed = mixed if bias is None else mixed + bias[:, None]
     answer = silu(mixed).transpose(1, 2)
     out[active] = torch.where(inside[..., None], answer, torch.zeros((), device=x.device))
-    # only the newest R tokens of a long chunk have a row of their own
-    kept = inside & (tokens >= count[:, None] - ring_rows)
-    row, token = torch.nonzero(kept, as_tuple=True)
+    if rows.flushes is None:  # only the newest R tokens of a long chunk have a row of their own
+        row, token = torch.nonzero(inside & (tokens >= count[:, None] - ring_rows), as_tuple=True)
+    else:
+        row, token = torch.arange(len(slot), device=x.device)[:, None], tokens[None]
     window[slot[row], (position[row] + token) % ring_rows] = fresh[row, token]
     return out

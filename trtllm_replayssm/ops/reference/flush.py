@@ -4,46 +4,40 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from trtllm_replayssm.dtypes import Rounding, StateFormat
 from trtllm_replayssm.ops.layer_state import CursorTensors, ReplayLayerState, StepRows
 from trtllm_replayssm.ops.reference.decay_skip import DecaySkip
+from trtllm_replayssm.ops.reference.philox import state_words
 from trtllm_replayssm.ops.reference.window import ring_index
-from trtllm_replayssm.spec.philox import state_words
 
 
 def store_checkpoints(
     state: ReplayLayerState, cursors: CursorTensors, slot: Tensor, folded: Tensor, position: Tensor
 ) -> None:
     """Store float32 states [A, H, P, N]; position [A]: tokens they have absorbed, which keys stochastic rounding."""
-    config, slots = state.config, slot.tolist()
-    words: list[NDArray[np.uint32] | None] = [None] * len(slots)
+    config, words = state.config, None
     if config.recurrence is not StateFormat.FLOAT32 and config.recurrence_rounding is Rounding.STOCHASTIC:
         elems = state.shape.head_dim * state.shape.state_dim
-        words = [
-            state_words(int(cursors.seed[s]), state.layer, state.shape.heads, elems, int(p))
-            for s, p in zip(slots, position.tolist(), strict=True)
-        ]
-    state.checkpoint.store(slots, folded, config.recurrence_rounding, words)
+        words = state_words(cursors.seed[slot], state.layer, state.shape.heads, elems, position)
+    state.checkpoint.store(slot, folded, config.recurrence_rounding, words)
     if state.read_copy is not None:
-        state.read_copy.store(slots, folded, Rounding.NEAREST, [None] * len(slots))
+        state.read_copy.store(slot, folded, Rounding.NEAREST)
 
 
 class StepStart(NamedTuple):
     """What a step knows of its A active rows before it runs.
 
-    slot, num_tokens, h (committed records): [A] int64; flush: [A] bool, the rows that fold; source: [A, H, P, N]
-    float32, the checkpoint each row reads; ring_rows: [A, C] int64, from the oldest committed record on.
+    slot, num_tokens, h (committed records): [A] int64; folding: [F] int64, those of the A rows that fold; source:
+    [A, H, P, N] float32, the checkpoint each row reads; ring_rows: [A, C] int64, from the oldest committed record on.
     """
 
     slot: Tensor
     num_tokens: Tensor
     h: Tensor
-    flush: Tensor
+    folding: Tensor
     source: Tensor
     ring_rows: Tensor
 
@@ -55,20 +49,28 @@ def begin_step(
     slot, count = rows.active_slot, rows.active_num_tokens
     h = cursors.h[slot].long()
     flush = h + count > state.config.window
-    index, source = ring_index(state, cursors, slot), load_for_step(state, slot, flush)
+    folding = as_rows(flush) if rows.flushes is None else torch.arange(len(slot) * rows.flushes, device=slot.device)
+    index, source = ring_index(state, cursors, slot), load_for_step(state, slot, folding)
     if skip is not None:
         source = source.masked_fill(skip.faded(state, slot, index, h, flush)[..., None, None], 0.0)
-    return StepStart(slot, count, h, flush, source, index)
+    return StepStart(slot, count, h, folding, source, index)
 
 
-def load_for_step(state: ReplayLayerState, slot: Tensor, flush: Tensor) -> Tensor:
-    """The checkpoint each row reads, [A, H, P, N] float32: high precision where it flushes, else the read copy."""
-    if state.read_copy is None:
+def load_for_step(state: ReplayLayerState, slot: Tensor, folding: Tensor) -> Tensor:
+    """The checkpoint each row reads, [A, H, P, N] float32: high precision where it folds, else the read copy."""
+    if state.read_copy is None or len(folding) == len(slot):
         return state.checkpoint.load(slot)
     loaded = state.read_copy.load(slot)
-    if bool(flush.any()):
-        loaded[flush] = state.checkpoint.load(slot[flush])
+    if len(folding):
+        loaded[folding] = state.checkpoint.load(slot[folding])
     return loaded
+
+
+def live_rows(rows: StepRows, token: int) -> Tensor:
+    """Indices of the A active rows that have this token of the step."""
+    if rows.flushes is not None:
+        return torch.arange(len(rows.active), device=rows.slot.device)
+    return as_rows(rows.active_num_tokens > token)
 
 
 def as_rows(mask: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from trtllm_replayssm.dtypes import FP16_MAX
 from trtllm_replayssm.ops.layer_state import ConventionalLayerState, CursorTensors, ReplayLayerState, StepRows
 from trtllm_replayssm.ops.reference.decay_skip import DecaySkip
 from trtllm_replayssm.ops.reference.elementwise import sigmoid, softplus
-from trtllm_replayssm.ops.reference.flush import as_rows, begin_step, store_checkpoints
+from trtllm_replayssm.ops.reference.flush import begin_step, live_rows, store_checkpoints
 from trtllm_replayssm.ops.reference.rows import check_width
 from trtllm_replayssm.ops.reference.window import Window, empty_window, load_ring, ring_index, scatter_rows
 from trtllm_replayssm.shapes import L2_EPS
@@ -46,18 +46,16 @@ def gdn_update(
     if rows.active.numel() == 0:
         return out
     skip = None if skip_below is None else DecaySkip(skip_below, g[rows.active, 0], None)
-    slot, count, h, flush, source, index = begin_step(state, cursors, rows, skip)
+    begun = begin_step(state, cursors, rows, skip)
+    slot, h, source, index, folding = begun.slot, begun.h, begun.source, begun.ring_rows, begun.folding
     window = _committed_window(state, slot, index, h)
-    if bool(flush.any()):
-        folding = as_rows(flush)
+    if len(folding):
         committed = _flushed_window(state, window, folding, slot, index, h, source)
         window.value[folding] = committed.value
         folded = committed.fold(source[folding])
     scale = 1.0 / math.sqrt(state.shape.state_dim)
     for s in range(width):
-        live = as_rows(count > s)
-        if live.numel() == 0:
-            break
+        live = live_rows(rows, s)
         row, place = rows.active[live], h[live] + s
         factor = key_factor(k[row, s])
         keys = k[row, s].float() * factor[..., None]
@@ -68,8 +66,8 @@ def gdn_update(
         _append(state, slot[live], index[live, place], k[row, s], factor, g[row, s], u, v=v[row, s], beta=beta[row, s])
         query = q[row, s].float() * (key_factor(q[row, s]) * scale)[..., None]
         out[row, s] = window.read_out(source, scatter_rows(query, live, len(slot)))[live]
-    if bool(flush.any()):
-        store_checkpoints(state, cursors, slot[flush], folded, cursors.position[slot[flush]])
+    if len(folding):
+        store_checkpoints(state, cursors, slot[folding], folded, cursors.position[slot[folding]])
     return out
 
 
@@ -90,17 +88,19 @@ def gdn_conventional(
     check_width("gdn_conventional", state.config, v.shape[1])
     out = torch.zeros(v.shape, device=v.device)
     entries, repeat = state.states.shape[1], state.shape.heads_per_group
-    for row in rows.active.tolist():
-        slot, entry = int(rows.slot[row]), int(cursors.origin[rows.slot[row]])
-        current = state.states[slot, entry]
-        for s in range(int(rows.num_tokens[row])):
-            key = (k[row, s].float() * key_factor(k[row, s])[:, None]).repeat_interleave(repeat, dim=0)
-            query = (q[row, s].float() * key_factor(q[row, s])[:, None]).repeat_interleave(repeat, dim=0)
-            current = g[row, s].exp()[:, None, None] * current
-            u = beta[row, s][:, None] * (v[row, s].float() - (current @ key[..., None])[..., 0])
-            current = current + u[:, :, None] * key[:, None, :]
-            out[row, s] = (current @ query[..., None])[..., 0] / math.sqrt(state.shape.state_dim)
-            state.states[slot, (entry + 1 + s) % entries] = current
+    entry = cursors.origin[rows.active_slot].long()
+    current = state.states[rows.active_slot, entry]
+    for s in range(v.shape[1]):
+        live = live_rows(rows, s)
+        row = rows.active[live]
+        key = (k[row, s].float() * key_factor(k[row, s])[..., None]).repeat_interleave(repeat, dim=1)
+        query = (q[row, s].float() * key_factor(q[row, s])[..., None]).repeat_interleave(repeat, dim=1)
+        decayed = g[row, s].exp()[..., None, None] * current[live]
+        u = beta[row, s][..., None] * (v[row, s].float() - (decayed * key[:, :, None]).sum(-1))
+        updated = decayed + u[..., None] * key[:, :, None]
+        out[row, s] = (updated * query[:, :, None]).sum(-1) / math.sqrt(state.shape.state_dim)
+        state.states[rows.active_slot[live], (entry[live] + 1 + s) % entries] = updated
+        current[live] = updated
     return out
 
 
@@ -129,13 +129,13 @@ def _flushed_window(
     v = load_ring(state.ring_v, slot[folding], index[folding], committed)
     beta = load_ring(state.ring_beta, slot[folding], index[folding], committed)
     derived = empty_window(state, len(folding))
-    for j in range(int(committed.max())):
-        live = as_rows(committed > j)
-        place = torch.full_like(live, j)
-        keys = window.key[folding[live], :, j]
-        derived.put(live, place, keys, window.decay[folding[live], :, j])
-        u = _correction(derived, source[folding], live, keys, v[live, :, j], beta[live, :, j])
-        derived.put_value(live, place, u, 1.0)
+    everyone = torch.arange(len(folding), device=folding.device)
+    for j in range(state.config.window):  # key, decay, v and beta behind the last committed record are zero: so is u
+        place = torch.full_like(everyone, j)
+        keys = window.key[folding, :, j]
+        derived.put(everyone, place, keys, window.decay[folding, :, j])
+        u = _correction(derived, source[folding], everyone, keys, v[:, :, j], beta[:, :, j])
+        derived.put_value(everyone, place, u, 1.0)
     return derived
 
 

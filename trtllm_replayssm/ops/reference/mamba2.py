@@ -8,7 +8,7 @@ from torch import Tensor
 from trtllm_replayssm.ops.layer_state import ConventionalLayerState, CursorTensors, ReplayLayerState, StepRows
 from trtllm_replayssm.ops.reference.decay_skip import DecaySkip
 from trtllm_replayssm.ops.reference.elementwise import softplus
-from trtllm_replayssm.ops.reference.flush import as_rows, begin_step, store_checkpoints
+from trtllm_replayssm.ops.reference.flush import begin_step, live_rows, store_checkpoints
 from trtllm_replayssm.ops.reference.rows import check_width
 from trtllm_replayssm.ops.reference.window import Window, empty_window, load_ring, ring_index, scatter_rows
 
@@ -33,13 +33,13 @@ def mamba2_update(
     if rows.active.numel() == 0:
         return out
     skip = None if skip_below is None else DecaySkip(skip_below, (dt[:, 0] * a)[rows.active], a)
-    slot, count, h, flush, source, index = begin_step(state, cursors, rows, skip)
+    begun = begin_step(state, cursors, rows, skip)
+    slot, h, source, index, folding = begun.slot, begun.h, begun.source, begun.ring_rows, begun.folding
     window = _committed_window(state, slot, index, h, a)
-    if bool(flush.any()):
-        folding = as_rows(flush)
+    if len(folding):
         folded = window.take(folding).fold(source[folding])
     for s in range(width):
-        live = as_rows(count > s)
+        live = live_rows(rows, s)
         if live.numel() == 0:
             break
         row, place = rows.active[live], h[live] + s
@@ -51,8 +51,8 @@ def mamba2_update(
         state.ring_decay[slot[live], :, ring_row] = dt[row, s]
         answer = window.read_out(source, scatter_rows(q[row, s].float(), live, len(slot)))
         out[row, s] = answer[live] + d_skip[:, None] * x[row, s].float()
-    if bool(flush.any()):
-        store_checkpoints(state, cursors, slot[flush], folded, cursors.position[slot[flush]])
+    if len(folding):
+        store_checkpoints(state, cursors, slot[folding], folded, cursors.position[slot[folding]])
     return out
 
 
@@ -71,16 +71,19 @@ def mamba2_conventional(
     check_width("mamba2_conventional", state.config, x.shape[1])
     out = torch.zeros(x.shape, device=x.device)
     entries, repeat = state.states.shape[1], state.shape.heads_per_group
-    for row in rows.active.tolist():
-        slot, entry = int(rows.slot[row]), int(cursors.origin[rows.slot[row]])
-        current = state.states[slot, entry]
-        for s in range(int(rows.num_tokens[row])):
-            key = k[row, s].float().repeat_interleave(repeat, dim=0)
-            value = x[row, s].float() * dt[row, s][:, None]
-            current = (dt[row, s] * a).exp()[:, None, None] * current + value[:, :, None] * key[:, None, :]
-            query = q[row, s].float().repeat_interleave(repeat, dim=0)
-            out[row, s] = (current @ query[..., None])[..., 0] + d_skip[:, None] * x[row, s].float()
-            state.states[slot, (entry + 1 + s) % entries] = current
+    entry = cursors.origin[rows.active_slot].long()
+    current = state.states[rows.active_slot, entry]
+    for s in range(x.shape[1]):
+        live = live_rows(rows, s)
+        row = rows.active[live]
+        key = k[row, s].float().repeat_interleave(repeat, dim=1)
+        value = x[row, s].float() * dt[row, s][..., None]
+        decay = (dt[row, s] * a).exp()[..., None, None]
+        updated = decay * current[live] + value[..., None] * key[:, :, None]
+        query = q[row, s].float().repeat_interleave(repeat, dim=1)
+        out[row, s] = (updated * query[:, :, None]).sum(-1) + d_skip[:, None] * x[row, s].float()
+        state.states[rows.active_slot[live], (entry[live] + 1 + s) % entries] = updated
+        current[live] = updated
     return out
 
 
