@@ -59,7 +59,7 @@ def attend_masked(
     # what lies behind a row's tokens may be anything, and zero times NaN is NaN
     behind = places >= (first + num_tokens)[:, None]
     values = kv.values[home].masked_fill(behind[:, None, :, None], 0)
-    out = (weights.flatten(2, 3) @ values).unflatten(2, (-1, tokens)).permute(0, 3, 1, 2, 4)
+    out: Tensor = (weights.flatten(2, 3) @ values).unflatten(2, (-1, tokens)).permute(0, 3, 1, 2, 4)
     return out.masked_fill(~exists[..., None, None, None], 0).reshape(rows, tokens, heads * size)
 
 

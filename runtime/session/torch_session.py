@@ -185,7 +185,7 @@ class TorchSession:
         if self._step is not None:
             raise ContractError("decode", "step", expected="commit after the last decode", got="no commit")
         if not rows:
-            self._step = StepRows(*(torch.zeros(0, dtype=torch.int64) for _ in range(2)))
+            self._step = StepRows(torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.int64))
             return []
         real = [(r.slot, len(r.tokens)) for r in rows if r.slot >= 0]
         require_room(self.pools, "decode", real, least=0)

@@ -72,7 +72,8 @@ def _block_amax(states: Tensor, block: int) -> Tensor:
     """Largest finite magnitude of each block along the last axis, [..., blocks]."""
     magnitude = torch.where(states.isfinite(), states.abs(), 0.0)
     padded = functional.pad(magnitude, (0, -states.shape[-1] % block))
-    return padded.unflatten(-1, (-1, block)).amax(-1)
+    largest: Tensor = padded.unflatten(-1, (-1, block)).amax(-1)
+    return largest
 
 
 def _spread(scale: Tensor, block: int, states: Tensor) -> Tensor:
