@@ -1,0 +1,98 @@
+"""What the device knows of each slot's request between two steps: next inputs, limits, settings, its own text.
+
+One row per slot and one more, the last, which padding rows read and write instead: no step needs a branch for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from trtllm_replayssm.runtime.device.entry import MAX_STOP_IDS, DeviceEntry
+from trtllm_replayssm.runtime.device.philox import signed64
+
+_SMALLEST_TEMPERATURE = 1e-30  # anything below draws the best token just as well, and float32 can divide by this
+
+
+@dataclass(frozen=True)
+class Registers:
+    """S slots, D drafts a step at most, M positions of a slot.
+
+    last [S + 1] int64: the next step's base token. length [S + 1] int64: tokens of prompt and output, `last` included,
+    which is the absolute position of the next emitted token. room [S + 1] int64: output tokens still allowed, 0 for a
+    request that has ended. stop_ids [S + 1, MAX_STOP_IDS] int64, filled up with -1. draft [S + 1, D] int64 and
+    draft_count [S + 1] int64: the next step's drafts. history [S + 1, M + 1 + D] int64: the first `length` are the
+    request's tokens, what lies behind them means nothing; one column where nobody looks tokens up.
+    seed, top_k [S + 1] int64; greedy [S + 1] bool; temperature [S + 1] float32; top_p, min_p [S + 1] float64.
+    """
+
+    last: Tensor
+    length: Tensor
+    room: Tensor
+    stop_ids: Tensor
+    draft: Tensor
+    draft_count: Tensor
+    history: Tensor
+    seed: Tensor
+    greedy: Tensor
+    temperature: Tensor
+    top_k: Tensor
+    top_p: Tensor
+    min_p: Tensor
+
+    @staticmethod
+    def allocate(slots: int, drafts: int, positions: int, device: torch.device) -> Registers:
+        """All rows ended. positions: of a slot, 0 to keep no history."""
+
+        def integers(*sizes: int) -> Tensor:
+            return torch.zeros((slots + 1, *sizes), dtype=torch.int64, device=device)
+
+        def ones(dtype: torch.dtype) -> Tensor:
+            return torch.ones(slots + 1, dtype=dtype, device=device)
+
+        return Registers(
+            last=integers(), length=integers(), room=integers(), stop_ids=integers(MAX_STOP_IDS) - 1,
+            draft=integers(drafts), draft_count=integers(),
+            history=integers(positions + 1 + drafts if positions else 1),
+            seed=integers(), greedy=ones(torch.bool), temperature=ones(torch.float32), top_k=integers(),
+            top_p=ones(torch.float64), min_p=ones(torch.float64) * 0,
+        )  # fmt: skip
+
+    @property
+    def keeps_history(self) -> bool:
+        """Whether the requests' tokens are kept."""
+        return self.history.shape[1] > 1
+
+    def rows(self, slot: Tensor) -> Tensor:
+        """Register rows [B] int64 of slots [B]; the last one for padding (-1)."""
+        return torch.where(slot < 0, self.last.shape[0] - 1, slot)
+
+    def enter(self, entries: Sequence[DeviceEntry]) -> None:
+        """Set the rows of these requests. Copies without waiting for the device."""
+        row = self._sent([e.slot for e in entries], torch.int64)
+        lengths = [len(e.tokens) for e in entries]
+        columns: list[tuple[Tensor, list[int] | list[float]]] = [
+            (self.last, [e.tokens[-1] for e in entries]), (self.length, lengths), (self.room, [e.room for e in entries]),
+            (self.draft_count, [len(e.drafts) for e in entries]), (self.seed, [signed64(e.seed) for e in entries]),
+            (self.greedy, [e.greedy for e in entries]), (self.top_k, [e.top_k for e in entries]),
+            (self.temperature, [max(e.temperature, _SMALLEST_TEMPERATURE) for e in entries]),
+            (self.top_p, [e.top_p for e in entries]), (self.min_p, [e.min_p for e in entries]),
+        ]  # fmt: skip
+        for register, values in columns:
+            register.index_copy_(0, row, self._sent(values, register.dtype))
+        stops = [[*e.stop_ids, *[-1] * (MAX_STOP_IDS - len(e.stop_ids))] for e in entries]
+        self.stop_ids.index_copy_(0, row, self._sent(stops, torch.int64))
+        if self.draft.shape[1]:
+            drafts = [[*e.drafts, *[0] * (self.draft.shape[1] - len(e.drafts))] for e in entries]
+            self.draft.index_copy_(0, row, self._sent(drafts, torch.int64))
+        if self.keeps_history:
+            for entry in entries:
+                self.history[entry.slot, : len(entry.tokens)].copy_(self._sent(entry.tokens, torch.int64))
+
+    def _sent(self, values: Sequence[object], dtype: torch.dtype) -> Tensor:
+        """Values on the device; from pinned memory, so that the host does not wait."""
+        host, device = torch.tensor(values, dtype=dtype), self.last.device
+        return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host

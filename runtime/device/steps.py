@@ -1,0 +1,146 @@
+"""The device's side of the loop: registers, one captured step per shape, reports on their way to the host.
+
+Two launches may be in flight: the one that runs and the one behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from trtllm_replayssm.errors import ContractError
+from trtllm_replayssm.runtime.device.entry import DeviceEntry, RowReport, SamplingMode
+from trtllm_replayssm.runtime.device.ports import DraftPort, StepPort
+from trtllm_replayssm.runtime.device.registers import Registers
+from trtllm_replayssm.runtime.device.step import DeviceStep
+
+IN_FLIGHT = 2
+
+
+class Graphs(Protocol):
+    """How work is captured: `session.capture.GraphPool`."""
+
+    def captured(self, work: Callable[[], None]) -> Callable[[], None]:
+        """The work as one launch; the work itself where nothing is captured."""
+        ...
+
+
+@dataclass(frozen=True)
+class _Shape:
+    batch: int
+    mode: SamplingMode
+
+
+class _Program:
+    """A captured step with the host's ends of its inputs and reports, one of each per launch in flight."""
+
+    def __init__(self, step: DeviceStep, run: Callable[[], None]) -> None:
+        self._step = step
+        self._run = run
+        self._cuda = step.report.is_cuda
+        self._slots = [torch.empty_like(step.port.slot, device="cpu", pin_memory=self._cuda) for _ in range(IN_FLIGHT)]
+        self._reports = [torch.empty_like(step.report, device="cpu", pin_memory=self._cuda) for _ in range(IN_FLIGHT)]
+
+    def launch(self, slots: Sequence[int], lane: int) -> _Flight:
+        """Run the step over these slots without waiting for it. lane: 0..IN_FLIGHT - 1, of no launch in flight."""
+        inputs, report = self._slots[lane], self._reports[lane]
+        inputs.fill_(-1)
+        inputs[: len(slots)] = torch.tensor(slots, dtype=inputs.dtype)
+        self._step.port.slot.copy_(inputs, non_blocking=True)
+        self._run()
+        report.copy_(self._step.report, non_blocking=True)
+        done = torch.cuda.Event() if self._cuda else None
+        if done is not None:
+            done.record()
+        return _Flight(report[: len(slots)], done)
+
+
+@dataclass(frozen=True)
+class _Flight:
+    """A launch: its report [rows, T + EXTRA] on the host, valid when `done` has come (None: already)."""
+
+    report: Tensor
+    done: torch.cuda.Event | None
+
+
+class DeviceSteps:
+    """See the module. One per engine; one thread owns it."""
+
+    def __init__(
+        self,
+        make_step: Callable[[int, int], StepPort],
+        graphs: Graphs,
+        drafter: DraftPort | None,
+        *,
+        slots: int,
+        buckets: Sequence[int],
+        device: torch.device,
+    ) -> None:
+        """make_step(batch, width): a session's static step. buckets: batch sizes to run at, rising; rows are padded."""
+        self.max_draft_len = 0 if drafter is None else drafter.max_draft_len
+        self.registers = Registers.allocate(
+            slots, self.max_draft_len, 0 if drafter is None else drafter.positions, device
+        )
+        self._make_step = make_step
+        self._graphs = graphs
+        self._drafter = drafter
+        self._buckets = tuple(buckets)
+        self._ports: dict[int, StepPort] = {}
+        self._programs: dict[_Shape, _Program] = {}
+        self._flights: list[_Flight] = []
+        self._launches = 0
+
+    def warm_up(self) -> None:
+        """Make and capture every program that a launch can need. Moves no state."""
+        for bucket in self._buckets:
+            for mode in SamplingMode:
+                self._program(_Shape(bucket, mode))
+
+    @torch.inference_mode()
+    def enter(self, entries: Sequence[DeviceEntry]) -> None:
+        """Requests begin to decode here. Their slots are in no launch that is still to come."""
+        if entries:
+            self.registers.enter(entries)
+
+    @torch.inference_mode()
+    def launch(self, slots: Sequence[int], mode: SamplingMode) -> None:
+        """Run one step of these slots, in order, without waiting. `read` must have caught up to one launch."""
+        if len(self._flights) >= IN_FLIGHT:
+            raise ContractError("launch", "step", expected=f"fewer than {IN_FLIGHT} launches in flight", got="no read")
+        bucket = next((b for b in self._buckets if b >= len(slots)), None)
+        if bucket is None:
+            raise ContractError("launch", "slots", expected=f"at most {self._buckets[-1]} rows", got=len(slots))
+        program = self._program(_Shape(bucket, mode))
+        self._flights.append(program.launch(slots, self._launches % IN_FLIGHT))
+        self._launches += 1
+
+    def read(self) -> list[RowReport]:
+        """What the oldest launch in flight emitted, row by row; waits for that launch alone."""
+        flight = self._flights.pop(0)
+        if flight.done is not None:
+            flight.done.synchronize()
+        reports = []
+        for *tokens, emitted, num_tokens, broken in flight.report.tolist():
+            reports.append(RowReport(tuple(tokens[:emitted]), num_tokens, bool(broken)))
+        return reports
+
+    def drafts(self, slot: int) -> tuple[int, ...]:
+        """The drafts of the slot's next step; waits for the device."""
+        count = int(self.registers.draft_count[slot])
+        return tuple(self.registers.draft[slot, :count].tolist())
+
+    def _program(self, shape: _Shape) -> _Program:
+        program = self._programs.get(shape)
+        if program is None:
+            width = 1 + self.max_draft_len
+            if shape.batch not in self._ports:
+                self._ports[shape.batch] = self._make_step(shape.batch, width)
+            port = self._ports[shape.batch]
+            step = DeviceStep(port, self.registers, self._drafter, shape.mode)
+            port.slot.fill_(-1)  # the runs before a capture are real
+            program = self._programs[shape] = _Program(step, self._graphs.captured(step.run))
+        return program

@@ -1,0 +1,164 @@
+"""Decode rows that run on the device one step ahead of the host: who is there, what was launched, what came back.
+
+A launch runs over the requests of one engine step; its tokens are taken in the next one, when the launch behind it is
+already under way. A request that ends on the device (a stop token, the length) does nothing in that later launch; what
+one that ends on the host (a stop string, a cancellation) still emits there is dropped. Either way its slot may be
+given back at once: whatever comes next into it is queued behind that launch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from trtllm_replayssm.runtime.device.entry import (
+    DeviceEntry,
+    RowReport,
+    SamplingMode,
+    device_eligible,
+    sampling_mode,
+)
+from trtllm_replayssm.runtime.scheduler.output import FinishReason
+from trtllm_replayssm.runtime.scheduler.request import Choice, Request
+from trtllm_replayssm.runtime.speculative.drafter import NO_DRAFT, Draft
+from trtllm_replayssm.runtime.stats import EngineStats
+from trtllm_replayssm.runtime.traffic_meter import TrafficMeter
+
+
+class Steps(Protocol):
+    """What runs the steps: `device.steps.DeviceSteps`."""
+
+    @property
+    def max_draft_len(self) -> int:
+        """Drafts per request and step at most."""
+        ...
+
+    def warm_up(self) -> None:
+        """Make everything that a launch needs."""
+        ...
+
+    def enter(self, entries: Sequence[DeviceEntry]) -> None:
+        """Requests begin to decode on the device."""
+        ...
+
+    def launch(self, slots: Sequence[int], mode: SamplingMode) -> None:
+        """Run one step of these slots without waiting for it."""
+        ...
+
+    def read(self) -> list[RowReport]:
+        """What the oldest unread launch emitted."""
+        ...
+
+    def drafts(self, slot: int) -> tuple[int, ...]:
+        """The drafts of the slot's next step."""
+        ...
+
+
+class DeviceLoop:
+    """The choices of one engine that decode on the device."""
+
+    def __init__(self, steps: Steps, stats: EngineStats, meter: TrafficMeter, *, keeps_ends: bool) -> None:
+        """keeps_ends: states at the end of answers are kept."""
+        self._steps = steps
+        self._stats = stats
+        self._meter = meter
+        self._keeps_ends = keeps_ends
+        self._present: set[Choice] = set()
+        self._flight: list[Choice] = []  # the choices of the launch that nobody has read yet
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether a launch waits to be read."""
+        return bool(self._flight)
+
+    def takes(self, choice: Choice) -> bool:
+        """Whether a decoding choice belongs here."""
+        if choice in self._present:
+            return True
+        params = choice.request.params
+        return choice.draft.q is None and device_eligible(
+            params, len(_stop_ids(choice.request)), exact_end=self._keeps_ends
+        )
+
+    def advance(self, choices: Sequence[Choice]) -> list[tuple[Choice, int]]:
+        """Launch a step of these choices, then take what the launch before it emitted: (choice, tokens) each."""
+        fresh = [choice for choice in choices if choice not in self._present]
+        self._steps.enter([self._entry(choice) for choice in fresh])
+        self._present.update(fresh)
+        flown = self._flight
+        # every row in flight emits a token, so one with room for a single token ends there
+        self._flight = [c for c in choices if c.output.room > 1 or c not in flown]
+        if self._flight:
+            modes = [sampling_mode(choice.request.params) for choice in self._flight]
+            self._steps.launch([_slot(choice) for choice in self._flight], max(modes))
+        return self._taken(flown)
+
+    def drain(self) -> list[tuple[Choice, int]]:
+        """Take what is in flight and launch nothing: the host then knows what the slots hold."""
+        flown, self._flight = self._flight, []
+        return self._taken(flown)
+
+    def leave(self, choice: Choice, *, keep_draft: bool = False) -> None:
+        """A choice gives up its place. keep_draft: it goes on elsewhere, with the drafts of its next step."""
+        if choice not in self._present:
+            return
+        if keep_draft:
+            self.read_draft(choice)
+        self._present.discard(choice)
+        choice.reserved = 0
+
+    def read_draft(self, choice: Choice) -> None:
+        """Give a choice that is here, with nothing in flight, the drafts of its next step; waits for the device."""
+        if choice in self._present:
+            choice.draft = Draft(self._steps.drafts(_slot(choice)))
+
+    def _taken(self, flown: Sequence[Choice]) -> list[tuple[Choice, int]]:
+        if not flown:
+            return []
+        taken = []
+        for choice, report in zip(flown, self._steps.read(), strict=True):
+            if choice.output.finish_reason is None:
+                taken.append((choice, self._take(choice, report)))
+        return taken
+
+    def _take(self, choice: Choice, report: RowReport) -> int:
+        emitted = 0
+        for token in report.tokens:
+            choice.history.add(token)
+            emitted += 1
+            if choice.output.push(token, None):
+                break
+        if report.broken:
+            choice.output.finish(FinishReason.ERROR, NOT_A_NUMBER)
+        choice.pending = self._meter.decode_row(choice.pending, report.num_tokens, emitted)
+        self._stats.output_tokens += emitted
+        return emitted
+
+    def _entry(self, choice: Choice) -> DeviceEntry:
+        params = choice.request.params
+        drafts, choice.draft = choice.draft.tokens, NO_DRAFT
+        choice.reserved = self._steps.max_draft_len
+        return DeviceEntry(
+            slot=_slot(choice),
+            tokens=choice.tokens,
+            room=choice.output.room,
+            stop_ids=sorted(_stop_ids(choice.request)),
+            seed=choice.seed,
+            drafts=drafts,
+            greedy=params.greedy,
+            temperature=1.0 if params.temperature is None else params.temperature,
+            top_k=params.top_k or 0,
+            top_p=1.0 if params.top_p is None else params.top_p,
+            min_p=params.min_p or 0.0,
+        )
+
+
+def _stop_ids(request: Request) -> frozenset[int]:
+    """Every token that ends the request's choices."""
+    rules = request.rules
+    return rules.stop_ids if request.params.ignore_eos else rules.stop_ids | rules.end_ids
+
+
+def _slot(choice: Choice) -> int:
+    assert choice.slot is not None, "planned choices hold a slot"
+    return choice.slot
