@@ -18,6 +18,7 @@ from trtllm_replayssm.runtime.device.entry import (
     device_eligible,
     sampling_mode,
 )
+from trtllm_replayssm.runtime.sampling.distribution import NOT_A_NUMBER
 from trtllm_replayssm.runtime.scheduler.output import FinishReason
 from trtllm_replayssm.runtime.scheduler.request import Choice, Request
 from trtllm_replayssm.runtime.speculative.drafter import NO_DRAFT, Draft
@@ -128,6 +129,8 @@ class DeviceLoop:
             emitted += 1
             if choice.output.push(token, None):
                 break
+        if emitted:
+            choice.request.times.emit()
         if report.broken:
             choice.output.finish(FinishReason.ERROR, NOT_A_NUMBER)
         choice.pending = self._meter.decode_row(choice.pending, report.num_tokens, emitted)

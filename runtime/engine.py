@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from trtllm_replayssm.errors import CapacityError, ConfigError, RequestError
+from trtllm_replayssm.errors import CapacityError, RequestError
+from trtllm_replayssm.runtime.device_loop import DeviceLoop, Steps
+from trtllm_replayssm.runtime.fit import require_session_fit, session_slot_bytes
 from trtllm_replayssm.runtime.intake import Intake
 from trtllm_replayssm.runtime.outputs import RequestOutput, request_output
 from trtllm_replayssm.runtime.prefix.reuse import PrefixReuse
@@ -24,7 +26,6 @@ from trtllm_replayssm.runtime.text.tokenizer import Tokenizer
 from trtllm_replayssm.runtime.traffic_meter import TrafficMeter
 from trtllm_replayssm.runtime.transfer.request_file import read_request, write_request
 from trtllm_replayssm.runtime.transfer.restore import Fit
-from trtllm_replayssm.spec.traffic import SlotBytes, conventional_slot_bytes, slot_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,11 +53,14 @@ class Engine:
     """Runs requests over one session."""
 
     def __init__(
-        self, session: Session, drafter: Drafter | None, tokenizer: Tokenizer | None, config: EngineConfig
-    ) -> None:
-        """drafter: None for plain decoding. Raises ConfigError when batch, slots or draft length do not fit."""
+        self, session: Session, drafter: Drafter | None, tokenizer: Tokenizer | None, config: EngineConfig,
+        steps: Steps | None = None,
+    ) -> None:  # fmt: skip
+        """drafter: None for plain decoding. steps: decode rows run there, one step ahead, when they do not need the
+        host; drafts of theirs are its own. Raises ConfigError when batch, slots or draft length do not fit.
+        """
         step_tokens = 1 + (drafter.max_draft_len if drafter is not None else 0)
-        _check_fit(session, config, step_tokens)
+        require_session_fit(session, config.max_batch_size, step_tokens)
         self._max_drafts = step_tokens - 1
         self.session = session
         self.config = config
@@ -69,7 +73,7 @@ class Engine:
             tokenizer=tokenizer,
             seed=config.seed,
         )
-        size = _slot_bytes(session, conventional=config.conventional_state)
+        size = session_slot_bytes(session, conventional=config.conventional_state)
         self._state_bytes, self._kv_bytes = session.pool.slots * (size.total - size.kv), session.pool.slots * size.kv
         self._requests: dict[int, Request] = {}
         self._snapshots: dict[Choice, SlotSnapshot] = {}
@@ -93,12 +97,14 @@ class Engine:
             self.stats,
             conventional=config.conventional_state,
         )
-        self._runner = StepRunner(session, drafter, self._scheduler, self.stats, meter, self.prefix)
+        keeps_ends = config.prefix is not None and config.prefix.outputs
+        device = None if steps is None else DeviceLoop(steps, self.stats, meter, keeps_ends=keeps_ends)
+        self._runner = StepRunner(session, drafter, self._scheduler, self.stats, meter, self.prefix, device)
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would run anything."""
-        return self._scheduler.has_work
+        """Whether a step would run or report anything."""
+        return self._scheduler.has_work or self._runner.has_news
 
     @property
     def num_running(self) -> int:
@@ -175,8 +181,10 @@ class Engine:
             self._to_host(choice)
 
     def _to_host(self, choice: Choice) -> None:
+        self._runner.settle()
         if choice.slot is None:
             return
+        self._runner.unseat(choice)
         self._snapshots[choice] = self.session.save(choice.slot)
         self.session.free(choice.slot)
         self._scheduler.preempt(choice)
@@ -187,9 +195,12 @@ class Engine:
 
         Raises RequestError for one that is not here, UnsupportedError for one that follows a grammar, OSError.
         """
+        self._runner.settle()
         request = self._requests.get(request_id)
-        if request is None:
+        if request is None or request.finished:
             raise RequestError("export_request", "request_id", expected="a request that has not ended", got=request_id)
+        for choice in request.choices:
+            self._runner.read_draft(choice)
         snapshots = {c.index: self.session.save(c.slot) for c in request.choices if c.slot is not None}
         snapshots |= {c.index: self._snapshots[c] for c in request.choices if c in self._snapshots}
         write_request(path, request, snapshots, self.session.signature)
@@ -218,7 +229,8 @@ class Engine:
     def step(self) -> list[Request]:
         """Run one step; returns the requests that got tokens or ended. Finished ones are forgotten by the engine."""
         self._admit()
-        changed = self._runner.run(self._scheduler.plan())
+        moved = self._runner.run(self._scheduler.plan())
+        changed = [request for request in moved if request.request_id in self._requests]  # not cancelled since
         for request in changed:
             if request.finished:
                 del self._requests[request.request_id]
@@ -269,30 +281,3 @@ class Engine:
         self.session.check_integrity()
         if self.prefix is not None:
             self.prefix.cache.check_integrity()
-
-
-def _slot_bytes(session: Session, *, conventional: bool) -> SlotBytes:
-    geometry, replay, pool = session.geometry, session.replay, session.pool
-    if conventional:
-        return conventional_slot_bytes(geometry, replay.recurrence, replay.max_step_tokens, pool)
-    return slot_bytes(geometry, replay, pool)
-
-
-def _check_fit(session: Session, config: EngineConfig, step_tokens: int) -> None:
-    slots, widest = session.pool.slots, session.replay.max_step_tokens
-    if config.max_batch_size > slots:
-        raise ConfigError(
-            "Engine",
-            "max_batch_size",
-            expected=f"at most the pool's slots = {slots}",
-            got=config.max_batch_size,
-            hint="Lower max_batch_size or give the pool more slots",
-        )
-    if step_tokens > widest:
-        raise ConfigError(
-            "Engine",
-            "drafter",
-            expected=f"1 + draft length <= max_step_tokens = {widest}",
-            got=f"1 + {step_tokens - 1} = {step_tokens}",
-            hint="Draft fewer tokens or raise ReplayConfig.max_step_tokens",
-        )

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trtllm_replayssm.errors import RequestError
+from trtllm_replayssm.runtime.device_loop import DeviceLoop
 from trtllm_replayssm.runtime.prefix.reuse import PrefixReuse
-from trtllm_replayssm.runtime.sampling.distribution import Logits, broken
+from trtllm_replayssm.runtime.sampling.distribution import NOT_A_NUMBER, Logits, broken
 from trtllm_replayssm.runtime.scheduler.output import FinishReason
 from trtllm_replayssm.runtime.scheduler.request import Choice, Request
 from trtllm_replayssm.runtime.scheduler.scheduler import Chunk, Scheduler, StepPlan
@@ -19,8 +20,6 @@ from trtllm_replayssm.runtime.speculative.drafter import DraftContext, Drafter
 from trtllm_replayssm.runtime.speculative.verify import VerifyContext, verify
 from trtllm_replayssm.runtime.stats import EngineStats
 from trtllm_replayssm.runtime.traffic_meter import TrafficMeter
-
-NOT_A_NUMBER = "the model's logits are not finite"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +56,9 @@ class StepRunner:
         stats: EngineStats,
         meter: TrafficMeter,
         reuse: PrefixReuse | None = None,
+        device: DeviceLoop | None = None,
     ) -> None:
-        """reuse: where snapshots of prompts are offered; None for no prefix cache."""
+        """reuse: where snapshots of prompts are offered; None for no prefix cache. device: runs one step ahead."""
         self._session = session
         self._reuse = reuse
         self._keeps_outputs = reuse is not None and reuse.config.outputs
@@ -66,27 +66,63 @@ class StepRunner:
         self._scheduler = scheduler
         self._stats = stats
         self._meter = meter
+        self._device = device
+        self._settled: dict[int, Request] = {}  # requests that moved between two runs
+
+    @property
+    def has_news(self) -> bool:
+        """Whether `run` would report something even with nothing planned."""
+        return bool(self._settled)
 
     def run(self, plan: StepPlan) -> list[Request]:
-        """Run the plan; returns the requests it moved, each once."""
-        if not plan.chunks and not plan.decode:
-            return []
-        self._stats.steps += 1
-        progress = [*self._prefill(plan.chunks), *self._decode(plan.decode)]
+        """Run the plan; returns the requests that moved since the last run, each once."""
+        moved, self._settled = self._settled, {}
+        if plan.chunks or plan.decode:
+            self._stats.steps += 1
+            ahead = {c for c in plan.decode if self._device is not None and self._device.takes(c)}
+            late = self._launch([c for c in plan.decode if c in ahead])  # first: the device works while the host does
+            progress = [*self._prefill(plan.chunks), *self._decode([c for c in plan.decode if c not in ahead])]
+            self._draft([entry for entry in progress if self._goes_on(entry.choice)])
+            moved |= self._close([*late, *progress])
+        return list(moved.values())
+
+    def settle(self) -> None:
+        """Take what the device has emitted, so that the host knows what every slot holds; `run` reports it."""
+        if self._device is not None:
+            self._settled |= self._close(_tails(self._device.drain()))
+
+    def unseat(self, choice: Choice) -> None:
+        """A choice is about to lose its slot, and will go on; nothing is in flight."""
+        if self._device is not None:
+            self._device.leave(choice, keep_draft=True)
+
+    def read_draft(self, choice: Choice) -> None:
+        """Give a choice the drafts of its next step, wherever they are; nothing is in flight."""
+        if self._device is not None:
+            self._device.read_draft(choice)
+
+    def _launch(self, choices: Sequence[Choice]) -> list[Progress]:
+        """Start a step of these choices on the device -> what the step before emitted."""
+        return [] if self._device is None else _tails(self._device.advance(choices))
+
+    def _close(self, progress: Sequence[Progress]) -> dict[int, Request]:
+        """Offer what may be kept, free what has ended -> the requests that moved."""
         ended = [entry.choice for entry in progress if entry.choice.output.finish_reason is not None]
-        self._draft([entry for entry in progress if self._goes_on(entry.choice)])
         if self._reuse is not None:
             for entry in progress:
                 self._reuse.offer_prompt(entry.choice)
             for choice in ended:
                 self._reuse.offer_output(choice)
+                if choice.output.error == NOT_A_NUMBER:
+                    self._reuse.distrust(choice)
         for choice in ended:
             self.release(choice)
-        moved = {entry.choice.request.request_id: entry.choice.request for entry in progress}
-        return list(moved.values())
+        return {entry.choice.request.request_id: entry.choice.request for entry in progress}
 
     def release(self, choice: Choice) -> None:
         """Give back what an ended choice holds."""
+        if self._device is not None:
+            self._device.leave(choice)
         if choice.slot is not None:
             self._session.free(choice.slot)
         if self._reuse is not None:
@@ -144,10 +180,7 @@ class StepRunner:
             accepted.append(emitted)
             choice.pending = self._meter.decode_row(choice.pending, len(row.tokens), emitted)
         self._session.commit(accepted)
-        return [
-            Progress(choice, choice.output.token_ids[len(choice.output.token_ids) - emitted :])
-            for choice, emitted in zip(choices, accepted, strict=True)
-        ]
+        return _tails(list(zip(choices, accepted, strict=True)))
 
     def _emit(self, choice: Choice, logits: Logits) -> int:
         """Verify one row's logits [n + 1, V]; returns how many tokens it emitted, 0 when the row is broken.
@@ -156,8 +189,6 @@ class StepRunner:
         """
         if broken(logits):
             choice.output.finish(FinishReason.ERROR, NOT_A_NUMBER)
-            if self._reuse is not None:
-                self._reuse.distrust(choice)
             return 0
         context = VerifyContext(
             params=choice.request.params,
@@ -203,6 +234,11 @@ class StepRunner:
             stop_ids=request.stop_ids,
             seed=choice.seed,
         )
+
+
+def _tails(emitted: Sequence[tuple[Choice, int]]) -> list[Progress]:
+    """Progress of (choice, tokens that it just emitted)."""
+    return [Progress(c, c.output.token_ids[len(c.output.token_ids) - count :]) for c, count in emitted]
 
 
 def _slot(choice: Choice) -> int:

@@ -1,1 +1,1 @@
-"""Sampling, acceptance and drafting as torch operations of static shape, so that a whole decode step can be captured."""
+"""Sampling, acceptance and drafts in torch operations of static shape: a whole decode step can be captured."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 from torch import Tensor
 
@@ -17,14 +16,9 @@ class StepPort(Protocol):
     ids [B, T] int64; slot [B], -1 for padding; num_tokens [B], 0 for a row that must not move.
     """
 
-    @property
-    def ids(self) -> Tensor: ...
-
-    @property
-    def slot(self) -> Tensor: ...
-
-    @property
-    def num_tokens(self) -> Tensor: ...
+    ids: Tensor
+    slot: Tensor
+    num_tokens: Tensor
 
     def forward(self) -> ModelOutput[Tensor]:
         """Logits [B, T, V] float32 and final hidden states [B, T, hidden]; appends records, moves no cursor."""

@@ -68,14 +68,14 @@ class Registers:
 
     def rows(self, slot: Tensor) -> Tensor:
         """Register rows [B] int64 of slots [B]; the last one for padding (-1)."""
-        return torch.where(slot < 0, self.last.shape[0] - 1, slot)
+        return torch.where(slot < 0, self.last.shape[0] - 1, slot).long()
 
     def enter(self, entries: Sequence[DeviceEntry]) -> None:
         """Set the rows of these requests. Copies without waiting for the device."""
         row = self._sent([e.slot for e in entries], torch.int64)
-        lengths = [len(e.tokens) for e in entries]
-        columns: list[tuple[Tensor, list[int] | list[float]]] = [
-            (self.last, [e.tokens[-1] for e in entries]), (self.length, lengths), (self.room, [e.room for e in entries]),
+        columns: list[tuple[Tensor, Sequence[float]]] = [
+            (self.last, [e.tokens[-1] for e in entries]), (self.length, [len(e.tokens) for e in entries]),
+            (self.room, [e.room for e in entries]),
             (self.draft_count, [len(e.drafts) for e in entries]), (self.seed, [signed64(e.seed) for e in entries]),
             (self.greedy, [e.greedy for e in entries]), (self.top_k, [e.top_k for e in entries]),
             (self.temperature, [max(e.temperature, _SMALLEST_TEMPERATURE) for e in entries]),

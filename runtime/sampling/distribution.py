@@ -15,6 +15,8 @@ from trtllm_replayssm.errors import RequestError
 from trtllm_replayssm.runtime.sampling.mask import GuardedMask
 from trtllm_replayssm.runtime.sampling.params import SamplingParams
 
+NOT_A_NUMBER = "the model's logits are not finite"
+
 Scores = NDArray[np.float64]
 Logits = NDArray[np.float32]
 

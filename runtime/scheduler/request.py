@@ -92,6 +92,7 @@ class Choice:
         self.cuts: tuple[int, ...] = ()  # positions inside the prompt where a chunk must end
         self.pending = 0  # h, records waiting in the slot's ring
         self.draft: Draft = NO_DRAFT
+        self.reserved = 0  # drafts that its next step may hold without the host having seen them
 
     @property
     def width(self) -> int:

@@ -1,0 +1,50 @@
+"""The device's prompt lookup drafts what the host's does, token for token."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trtllm_replayssm.runtime.device.prompt_lookup import lookup
+from trtllm_replayssm.runtime.speculative.ngram import NGramDrafter
+
+WIDTH = 40  # of the history; what lies behind a text is whatever was there
+
+
+def host_drafts(tokens: list[int], max_ngram: int, count: int) -> tuple[int, ...]:
+    return NGramDrafter(count, max_ngram)._lookup(tokens, count).tokens
+
+
+def device_drafts(texts: list[list[int]], max_ngram: int, count: int) -> list[tuple[int, ...]]:
+    rng = np.random.default_rng(len(texts))
+    history = torch.from_numpy(rng.integers(0, 3, (len(texts), WIDTH)))
+    for i, text in enumerate(texts):
+        history[i, : len(text)] = torch.tensor(text)
+    drafts, found = lookup(history, torch.tensor([len(t) for t in texts]), max_ngram, count)
+    return [tuple(row) if any_ else () for row, any_ in zip(drafts.tolist(), found.tolist(), strict=True)]
+
+
+texts = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=WIDTH), min_size=1, max_size=8)
+
+
+@settings(max_examples=300, deadline=None)
+@given(texts, st.integers(1, 5), st.integers(1, 6))
+def test_drafts_are_those_of_the_host(batch: list[list[int]], max_ngram: int, count: int) -> None:
+    assert device_drafts(batch, max_ngram, count) == [host_drafts(text, max_ngram, count) for text in batch]
+
+
+@pytest.mark.parametrize(
+    ("text", "drafts"),
+    [
+        ([7], ()),  # nothing before it
+        ([7, 7], (7, 7, 7)),  # a loop of one token copies itself
+        ([1, 2, 1, 2], (1, 2, 1)),
+        ([1, 2, 3, 9, 2, 3, 8, 1, 2, 3], (9, 2, 3)),  # the longest suffix, not the latest match
+        ([2, 3, 9, 2, 3, 8, 2, 3], (8, 2, 3)),  # of equals the latest
+    ],
+)
+def test_hand_cases(text: list[int], drafts: tuple[int, ...]) -> None:
+    assert device_drafts([text], 3, 3) == [drafts] == [host_drafts(text, 3, 3)]
