@@ -21,8 +21,8 @@ from trtllm_replayssm.ops.library import installed_library
 from trtllm_replayssm.ops.views import aligned, channels_last, current_stream, view
 
 Call = Callable[[dict[str, Any], dict[str, float], int], None]
-WIDE_INPUTS = ("value", "k", "q")  # read 16 bytes at a time
-CHANNEL_INPUTS = ("x", "gate", "decay_in", "beta_in")  # channels contiguous, rows anywhere
+WIDE_INPUTS = ("value", "k", "q", "v")  # read 16 bytes at a time
+CHANNEL_INPUTS = ("x", "gate", "decay_in", "beta_in", "factor", "residual")  # channels contiguous, rows anywhere
 _CONTEXT = "slot num_tokens"
 _TOKENS = "value k q dt? a? skip? log_decay? beta?"
 
@@ -104,6 +104,18 @@ SSM_INPUTS_UPDATE, SSM_INPUTS_PREFILL = (
 )
 GATED_RMS_NORM = Signature.of("gated_rms_norm", "flags groups gate_first eps:float", "x gate weight", "", like="x")
 
+RMS_NORM = Signature.of("rms_norm", "flags eps:float weight_offset:float", "x residual? weight", "sum?", like="x")
+ACTIVATION = Signature.of("activation", "flags function", "x factor?", "", like="x")
+_STEP_ROWS = "slot start num_tokens"
+ATTENTION_INPUTS = Signature.of(
+    "attention_inputs",
+    "flags eps:float weight_offset:float",
+    f"{_STEP_ROWS} q k v q_weight? k_weight? cosine? sine?",
+    "keys values",
+    like="q",
+)
+ATTENTION = Signature.of("attention", "flags scale:float", f"{_STEP_ROWS} q keys values", "", like="q")
+
 
 def fill(struct: type[Any], tensors: dict[str, Tensor | None], **numbers: Any) -> Any:
     """An args struct of the ABI with tensors and numbers (or nested structs) by the header's names."""
@@ -137,6 +149,22 @@ def ssm_inputs_call(method: str) -> Call:
         getattr(installed_library(), method)(fill(_abi.SsmInputsArgs, arguments, conv=conv, **numbers), stream)
 
     return call
+
+
+def attention_inputs_call(arguments: dict[str, Any], numbers: dict[str, float], stream: int) -> None:
+    """The output is the queries."""
+    queries = {"q_out": arguments.pop("out")}
+    installed_library().attention_inputs(fill(_abi.AttentionInputsArgs, arguments | queries, **numbers), stream)
+
+
+def attention_call(arguments: dict[str, Any], numbers: dict[str, float], stream: int) -> None:
+    """The workspace is torch's: it lives until the stream is past the launch."""
+    library, args = installed_library(), fill(_abi.AttentionArgs, arguments, **numbers)
+    device = arguments["q"].device
+    multiprocessors = int(torch.cuda.get_device_properties(device).multi_processor_count)
+    size = library.attention_workspace(args, multiprocessors)
+    workspace = torch.empty(size, dtype=torch.uint8, device=device)
+    library.attention(args, multiprocessors, workspace.data_ptr(), size, stream)
 
 
 def _output(signature: Signature, arguments: dict[str, Any]) -> Tensor | None:
@@ -187,3 +215,7 @@ _register(CONV1D_PREFILL, _without_workspace(_abi.Conv1dArgs, "conv1d_prefill"))
 _register(GATED_RMS_NORM, _without_workspace(_abi.GatedRmsNormArgs, "gated_rms_norm"))
 _register(SSM_INPUTS_UPDATE, ssm_inputs_call("ssm_inputs_update"))
 _register(SSM_INPUTS_PREFILL, ssm_inputs_call("ssm_inputs_prefill"))
+_register(RMS_NORM, _without_workspace(_abi.RmsNormArgs, "rms_norm"))
+_register(ACTIVATION, _without_workspace(_abi.ActivationArgs, "activation"))
+_register(ATTENTION_INPUTS, attention_inputs_call)
+_register(ATTENTION, attention_call)

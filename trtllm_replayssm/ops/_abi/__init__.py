@@ -11,6 +11,15 @@ from trtllm_replayssm.ops._abi.inputs import (
     GatedRmsNormArgs,
     SsmInputsArgs,
 )
+from trtllm_replayssm.ops._abi.layers import (
+    ATTENTION_PROGRAMMATIC_LAUNCH,
+    ELEMENTWISE_PROGRAMMATIC_LAUNCH,
+    ActivationArgs,
+    AttentionArgs,
+    AttentionInputsArgs,
+    Function,
+    RmsNormArgs,
+)
 from trtllm_replayssm.ops._abi.library import Library
 from trtllm_replayssm.ops._abi.prefill import PrefillArgs, PrefillCommitArgs, PrefillFlag
 from trtllm_replayssm.ops._abi.records import (
@@ -29,19 +38,25 @@ from trtllm_replayssm.ops._abi.update import UPDATE_PROGRAMMATIC_LAUNCH, CommitA
 
 __all__ = [
     "ABI_VERSION",
+    "ATTENTION_PROGRAMMATIC_LAUNCH",
     "CONV1D_PROGRAMMATIC_LAUNCH",
     "CONVENTIONAL_PROGRAMMATIC_LAUNCH",
+    "ELEMENTWISE_PROGRAMMATIC_LAUNCH",
     "ERROR_CHARS",
     "MAX_RANK",
     "NORM_PROGRAMMATIC_LAUNCH",
     "UPDATE_PROGRAMMATIC_LAUNCH",
+    "ActivationArgs",
     "Args",
+    "AttentionArgs",
+    "AttentionInputsArgs",
     "ClearStateArgs",
     "CommitArgs",
     "Conv1dArgs",
     "ConventionalArgs",
     "Dtype",
     "ErrorRecord",
+    "Function",
     "GatedRmsNormArgs",
     "Kind",
     "Library",
@@ -50,6 +65,7 @@ __all__ = [
     "PrefillFlag",
     "RecoveryArgs",
     "ResetSlotsArgs",
+    "RmsNormArgs",
     "SsmInputsArgs",
     "StateExportArgs",
     "StateImportArgs",

@@ -17,6 +17,7 @@ from trtllm_replayssm.errors import (
 )
 from trtllm_replayssm.ops._abi.conventional import ConventionalArgs, RecoveryArgs
 from trtllm_replayssm.ops._abi.inputs import Conv1dArgs, GatedRmsNormArgs, SsmInputsArgs
+from trtllm_replayssm.ops._abi.layers import ActivationArgs, AttentionArgs, AttentionInputsArgs, RmsNormArgs
 from trtllm_replayssm.ops._abi.prefill import PrefillArgs, PrefillCommitArgs
 from trtllm_replayssm.ops._abi.records import ABI_VERSION, Args, ErrorRecord, Status
 from trtllm_replayssm.ops._abi.slots import ClearStateArgs, ResetSlotsArgs, StateExportArgs, StateImportArgs
@@ -123,6 +124,37 @@ class Library:
     def gated_rms_norm(self, args: GatedRmsNormArgs, stream: int) -> None:
         """Enqueue the gated group norm on `stream`."""
         self._call("rssm_gated_rms_norm", _sized(args), ctypes.c_void_p(stream))
+
+    def rms_norm(self, args: RmsNormArgs, stream: int) -> None:
+        """Enqueue the norm, with its residual sum, on `stream`."""
+        self._call("rssm_rms_norm", _sized(args), ctypes.c_void_p(stream))
+
+    def activation(self, args: ActivationArgs, stream: int) -> None:
+        """Enqueue the activation and its product on `stream`."""
+        self._call("rssm_activation", _sized(args), ctypes.c_void_p(stream))
+
+    def attention_inputs(self, args: AttentionInputsArgs, stream: int) -> None:
+        """Enqueue head norms, rotation and the write into the KV slots on `stream`."""
+        self._call("rssm_attention_inputs", _sized(args), ctypes.c_void_p(stream))
+
+    def attention_workspace(self, args: AttentionArgs, multiprocessors: int) -> int:
+        """Device bytes `attention` needs beside the tensors of `args`. Looks at no device."""
+        size = ctypes.c_size_t(0)
+        self._call("rssm_attention_workspace", _sized(args), ctypes.c_int32(multiprocessors), ctypes.byref(size))
+        return size.value
+
+    def attention(
+        self, args: AttentionArgs, multiprocessors: int, workspace: int, workspace_bytes: int, stream: int
+    ) -> None:
+        """Enqueue the attention of a step over the KV slots on `stream`."""
+        self._call(
+            "rssm_attention",
+            _sized(args),
+            ctypes.c_int32(multiprocessors),
+            ctypes.c_void_p(workspace),
+            ctypes.c_size_t(workspace_bytes),
+            ctypes.c_void_p(stream),
+        )
 
     def reset_slots(self, args: ResetSlotsArgs, stream: int) -> None:
         """Enqueue the reset of the cursors of some slots on `stream`."""

@@ -1,0 +1,137 @@
+// extern "C" face of norm and activation: validate, flatten, launch.
+#include "replayssm/elementwise.h"
+
+#include "abi/alignment.h"
+#include "abi/check.h"
+#include "kernels/elementwise/params.h"
+
+namespace replayssm {
+namespace {
+
+constexpr int kPiece = 8;  // channels of one 16-byte access
+constexpr int64_t kMaxChannels = 1 << 24;
+constexpr int64_t kMaxRows = INT32_MAX;
+
+int32_t activationType(const rssm_tensor& t) { return t.dtype == RSSM_FLOAT16 ? RSSM_FLOAT16 : RSSM_BFLOAT16; }
+
+bool isAbsent(const rssm_tensor& t) { return t.data == nullptr && t.rank == 0; }
+
+void checkNorm(Checker& check, const rssm_rms_norm_args& a) {
+  const int32_t act = activationType(a.x);
+  check.tensor("x", a.x, act, {kAny, kAny});
+  if (!check.ok()) return;
+  const int64_t rows = a.x.shape[0], size = a.x.shape[1];
+  check.range("x: R", rows, 0, kMaxRows);
+  check.range("x: D", size, 1, kMaxChannels);
+  check.tensor("out", a.out, act, {rows, size});
+  check.tensor("weight", a.weight, RSSM_FLOAT32, {size});
+  check.contiguous("x", a.x, 1);
+  check.contiguous("out", a.out, 1);
+  check.contiguous("weight", a.weight, 0);
+  if (!isAbsent(a.residual)) {
+    check.tensor("residual", a.residual, act, {rows, size});
+    check.tensor("sum", a.sum, act, {rows, size});
+    check.contiguous("residual", a.residual, 1);
+    check.contiguous("sum", a.sum, 1);
+  } else if (check.ok() && !isAbsent(a.sum)) {
+    check.fail(RSSM_INVALID_ARGUMENT, "sum", "expected null (there is no residual), got a tensor");
+  }
+  if (check.ok() && !(a.eps >= 0.0f)) {
+    check.fail(RSSM_INVALID_ARGUMENT, "eps", "expected a number >= 0, got %g", static_cast<double>(a.eps));
+  }
+}
+
+RmsNormParams flatten(const rssm_rms_norm_args& a) {
+  RmsNormParams p{};
+  p.rows = a.x.shape[0];
+  p.size = static_cast<int32_t>(a.x.shape[1]);
+  p.eps = a.eps;
+  p.weightOffset = a.weight_offset;
+  p.float16 = a.x.dtype == RSSM_FLOAT16;
+  p.wide = p.size % kPiece == 0 && areAligned({&a.x, &a.residual, &a.weight, &a.sum, &a.out}, 16);
+  p.programmaticLaunch = (a.flags & RSSM_ELEMENTWISE_PROGRAMMATIC_LAUNCH) != 0;
+  p.x = a.x.data;
+  p.residual = a.residual.data;
+  p.weight = static_cast<const float*>(a.weight.data);
+  p.sum = a.sum.data;
+  p.out = a.out.data;
+  p.xStride = a.x.stride[0];
+  p.outStride = a.out.stride[0];
+  if (p.residual != nullptr) {
+    p.residualStride = a.residual.stride[0];
+    p.sumStride = a.sum.stride[0];
+  }
+  return p;
+}
+
+void checkActivation(Checker& check, const rssm_activation_args& a) {
+  const int32_t act = activationType(a.x);
+  check.range("function", a.function, RSSM_SILU, RSSM_RELU2);
+  check.tensor("x", a.x, act, {kAny, kAny, kAny});
+  if (!check.ok()) return;
+  const int64_t* x = a.x.shape;
+  check.range("x: R", x[0], 0, kMaxRows);
+  check.range("x: D", x[2], 1, kMaxChannels);
+  if (check.ok()) check.range("x: G", x[1], 0, kMaxChannels / x[2]);
+  check.tensor("out", a.out, act, {x[0], x[1], x[2]});
+  check.contiguous("x", a.x, 2);
+  check.contiguous("out", a.out, 2);
+  if (isAbsent(a.factor)) return;
+  check.tensor("factor", a.factor, act, {x[0], x[1], x[2]});
+  check.contiguous("factor", a.factor, 2);
+}
+
+ActivationParams flatten(const rssm_activation_args& a) {
+  ActivationParams p{};
+  p.rows = a.x.shape[0];
+  p.groups = static_cast<int32_t>(a.x.shape[1]);
+  p.size = static_cast<int32_t>(a.x.shape[2]);
+  p.function = a.function;
+  p.float16 = a.x.dtype == RSSM_FLOAT16;
+  p.wide = p.size % kPiece == 0 && areAligned({&a.x, &a.factor, &a.out}, 16);
+  p.programmaticLaunch = (a.flags & RSSM_ELEMENTWISE_PROGRAMMATIC_LAUNCH) != 0;
+  p.x = a.x.data;
+  p.factor = a.factor.data;
+  p.out = a.out.data;
+  p.xStride = a.x.stride[0];
+  p.xGroupStride = a.x.stride[1];
+  p.outStride = a.out.stride[0];
+  p.outGroupStride = a.out.stride[1];
+  if (p.factor != nullptr) {
+    p.factorStride = a.factor.stride[0];
+    p.factorGroupStride = a.factor.stride[1];
+  }
+  return p;
+}
+
+template <class Args, class Check, class Launch>
+rssm_status call(const char* operation, const Args* args, void* stream, rssm_error* error, Check checkArgs,
+                 Launch launch) {
+  Checker check(operation, error);
+  if (args == nullptr) {
+    check.fail(RSSM_INVALID_ARGUMENT, "args", "expected a pointer, got null");
+    return check.status();
+  }
+  check.header(args->struct_size, sizeof(Args), args->abi_version);
+  if (check.ok()) checkArgs(check, *args);
+  if (!check.ok()) return check.status();
+  const auto p = flatten(*args);
+  for (int axis = 0; axis < args->x.rank; ++axis) {
+    if (args->x.shape[axis] == 0) return check.status();
+  }
+  const cudaError_t code = launch(p, static_cast<cudaStream_t>(stream));
+  if (code != cudaSuccess) check.fail(RSSM_CUDA_ERROR, "launch", "%s", cudaGetErrorString(code));
+  return check.status();
+}
+
+}  // namespace
+}  // namespace replayssm
+
+rssm_status rssm_rms_norm(const rssm_rms_norm_args* args, void* stream, rssm_error* error) {
+  return replayssm::call("rssm_rms_norm", args, stream, error, replayssm::checkNorm, replayssm::launchRmsNorm);
+}
+
+rssm_status rssm_activation(const rssm_activation_args* args, void* stream, rssm_error* error) {
+  return replayssm::call("rssm_activation", args, stream, error, replayssm::checkActivation,
+                         replayssm::launchActivation);
+}

@@ -1,0 +1,49 @@
+// Activations and their products, elementwise over rows of groups of channels.
+#pragma once
+
+#include "kernels/common/programmatic.cuh"
+#include "kernels/common/vector.cuh"
+#include "params.h"
+#include "replayssm/elementwise.h"
+
+namespace replayssm {
+
+constexpr int kActivationThreads = 256;
+
+template <int kFunction>
+__device__ __forceinline__ float activated(float x) {
+  if constexpr (kFunction == RSSM_SILU) return siluFast(x);
+  if constexpr (kFunction == RSSM_SIGMOID) return __fdividef(1.0f, 1.0f + __expf(-x));
+  const float positive = fmaxf(x, 0.0f);
+  return x != x ? x : positive * positive;  // fmaxf drops NaN
+}
+
+// kVector channels a thread; blocks along x over the channels of all groups, rows along y and z.
+template <class Act, int kFunction, int kVector>
+__global__ void __launch_bounds__(kActivationThreads) activationKernel(const __grid_constant__ ActivationParams p) {
+  using Word = Packed<kVector>;
+  releaseDependents();
+  const int64_t row = static_cast<int64_t>(blockIdx.z) * gridDim.y + blockIdx.y;
+  const int64_t flat = (static_cast<int64_t>(blockIdx.x) * kActivationThreads + threadIdx.x) * kVector;
+  const int64_t group = flat / p.size, channel = flat - group * p.size;
+  waitForPredecessor();
+  if (row >= p.rows || group >= p.groups) return;
+  const auto at = [&](const void* base, int64_t stride, int64_t groupStride) {
+    return reinterpret_cast<const Word*>(static_cast<const uint16_t*>(base) + row * stride + group * groupStride +
+                                         channel);
+  };
+  const Word word = loadIf(true, at(p.x, p.xStride, p.xGroupStride));
+  float x[kVector];
+  unpack<Act>(word, x);
+#pragma unroll
+  for (int v = 0; v < kVector; ++v) x[v] = activated<kFunction>(x[v]);
+  if (p.factor != nullptr) {
+    float factor[kVector];
+    unpack<Act>(loadIf(true, at(p.factor, p.factorStride, p.factorGroupStride)), factor);
+#pragma unroll
+    for (int v = 0; v < kVector; ++v) x[v] *= factor[v];
+  }
+  *const_cast<Word*>(at(p.out, p.outStride, p.outGroupStride)) = pack<Act>(x);
+}
+
+}  // namespace replayssm

@@ -1,0 +1,100 @@
+// RMSNorm of whole rows with the residual sum before it. One block a row; the order of a sum depends on the row's size
+// alone, so a row's bits do not depend on the batch.
+#pragma once
+
+#include "kernels/common/programmatic.cuh"
+#include "kernels/common/vector.cuh"
+#include "params.h"
+
+namespace replayssm {
+
+constexpr int kRowVector = 8;  // channels of one access
+constexpr int kMaxRowThreads = 1024;
+
+// Over the block, whose warps' sums are added in order. `shared`: one float a warp.
+__device__ __forceinline__ float blockSum(float value, float* shared) {
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) value += __shfl_xor_sync(0xffffffffu, value, step);
+  if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = value;
+  __syncthreads();
+  float total = shared[0];
+  for (int warp = 1; warp < static_cast<int>(blockDim.x) / 32; ++warp) total += shared[warp];
+  return total;
+}
+
+// Rows of up to kMaxRowThreads * 8 channels, 8 a thread, held in registers between the two uses.
+template <class Act>
+__global__ void __launch_bounds__(kMaxRowThreads) rmsNormKernel(const __grid_constant__ RmsNormParams p) {
+  using Word = Packed<kRowVector>;
+  __shared__ float shared[kMaxRowThreads / 32];
+  const int channel = static_cast<int>(threadIdx.x) * kRowVector;
+  const bool inside = channel < p.size;
+  const int64_t row = blockIdx.x;
+  releaseDependents();
+  float weight[kRowVector] = {};
+  if (inside) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float4 four = reinterpret_cast<const float4*>(p.weight + channel)[i];
+      weight[4 * i] = four.x + p.weightOffset;
+      weight[4 * i + 1] = four.y + p.weightOffset;
+      weight[4 * i + 2] = four.z + p.weightOffset;
+      weight[4 * i + 3] = four.w + p.weightOffset;
+    }
+  }
+  waitForPredecessor();
+  const auto at = [&](const void* base, int64_t stride) {
+    return reinterpret_cast<const Word*>(static_cast<const uint16_t*>(base) + row * stride + channel);
+  };
+  Word word = loadIf(inside, at(p.x, p.xStride));
+  float x[kRowVector];
+  if (p.residual != nullptr) {
+    const Word other = loadIf(inside, at(p.residual, p.residualStride));
+    float r[kRowVector];
+    unpack<Act>(word, x);
+    unpack<Act>(other, r);
+#pragma unroll
+    for (int v = 0; v < kRowVector; ++v) x[v] += r[v];
+    word = pack<Act>(x);
+    if (inside) *const_cast<Word*>(at(p.sum, p.sumStride)) = word;
+  }
+  unpack<Act>(word, x);
+  float square = 0.0f;
+#pragma unroll
+  for (int v = 0; v < kRowVector; ++v) square = fmaf(x[v], x[v], square);
+  const float scale = rsqrtf(blockSum(square, shared) / static_cast<float>(p.size) + p.eps);
+#pragma unroll
+  for (int v = 0; v < kRowVector; ++v) x[v] = x[v] * scale * weight[v];
+  if (inside) *const_cast<Word*>(at(p.out, p.outStride)) = pack<Act>(x);
+}
+
+// Rows of any size and alignment: single channels, read twice.
+template <class Act>
+__global__ void __launch_bounds__(256) anyRmsNormKernel(const __grid_constant__ RmsNormParams p) {
+  using A = Activation<Act>;
+  __shared__ float shared[8];
+  const int64_t row = blockIdx.x;
+  const auto* x = static_cast<const uint16_t*>(p.x) + row * p.xStride;
+  const auto* residual = static_cast<const uint16_t*>(p.residual) + row * p.residualStride;
+  auto* sum = static_cast<uint16_t*>(p.sum) + row * p.sumStride;
+  auto* out = static_cast<uint16_t*>(p.out) + row * p.outStride;
+  releaseDependents();
+  waitForPredecessor();
+  const bool adds = p.residual != nullptr;
+  float square = 0.0f;
+  for (int channel = static_cast<int>(threadIdx.x); channel < p.size; channel += 256) {
+    float value = A::toFloat(x[channel]);
+    if (adds) {
+      sum[channel] = A::fromFloat(value + A::toFloat(residual[channel]));
+      value = A::toFloat(sum[channel]);
+    }
+    square = fmaf(value, value, square);
+  }
+  const float scale = rsqrtf(blockSum(square, shared) / static_cast<float>(p.size) + p.eps);
+  for (int channel = static_cast<int>(threadIdx.x); channel < p.size; channel += 256) {
+    const float value = A::toFloat(adds ? sum[channel] : x[channel]);
+    out[channel] = A::fromFloat(value * scale * (p.weight[channel] + p.weightOffset));
+  }
+}
+
+}  // namespace replayssm
