@@ -14,14 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trtllm_replayssm.builders.parameters import DENSE_TYPES, E4M3, parameter_specs
-from trtllm_replayssm.builders.precision_maps import published_format
 from trtllm_replayssm.dtypes import FP4_BLOCK
-from trtllm_replayssm.params import ParamRole
 from trtllm_replayssm.shapes import ModelGeometry
 from trtllm_replayssm.weights.matrix import DenseMatrix, ExpertStack, Fp8Matrix, Matrix, MatrixFormat, Nvfp4Matrix
+from trtllm_replayssm.weights.precision_maps import published_format
+from trtllm_replayssm.weights.random_values import FP4_MEAN_SQUARE, VECTOR_NOISE, unit_scale, vector_centre
 
 _STEP = 64  # bytes between the beginnings of two experts in the shared pool
-_FP4_MEAN_SQUARE = 7.0  # of E2M1 values with uniform codes: the mean of (0, .25, 1, 2.25, 4, 9, 16, 36) / 8 is 8.6
 _E4M3_FINITE = np.uint8(0x77)  # keeps sign and magnitude bits below NaN
 
 
@@ -49,9 +48,8 @@ class RandomParameters:
     def vector(self, name: str) -> NDArray[np.float32]:
         """See `Parameters`: weights of norms around 1, everything else around 0."""
         spec = self._specs[name]
-        noise = self._generator(name).standard_normal(spec.shape, dtype=np.float32) * np.float32(0.05)
-        centred = name.endswith(("norm.weight", "norm_f.weight", "layernorm.weight")) and spec.role is ParamRole.VECTOR
-        result: NDArray[np.float32] = noise + np.float32(1.0) if centred else noise
+        noise = self._generator(name).standard_normal(spec.shape, dtype=np.float32) * np.float32(VECTOR_NOISE)
+        result: NDArray[np.float32] = noise + np.float32(vector_centre(spec))
         return result
 
     def experts(self, name: str) -> ExpertStack:
@@ -78,15 +76,15 @@ def _matrix(fmt: MatrixFormat, pool: NDArray[np.uint8], rows: int, columns: int)
     """A matrix of the random bytes `pool`, scaled so that a product of unit inputs has unit size."""
     if fmt is MatrixFormat.NVFP4:
         scales = np.ones((rows, columns // FP4_BLOCK), dtype=E4M3)
-        unit = float(np.float32(1.0 / math.sqrt(_FP4_MEAN_SQUARE * columns)))
+        unit = float(np.float32(unit_scale(columns, FP4_MEAN_SQUARE)))
         return Nvfp4Matrix(pool.reshape(rows, columns // 2), scales, unit)
     if fmt is MatrixFormat.FP8:
         codes: NDArray[Any] = (pool & np.uint8(0xB7)).reshape(rows, columns).view(E4M3)  # magnitudes below 2
-        return Fp8Matrix(codes, np.asarray(1.0 / math.sqrt(columns), dtype=np.float32))
+        return Fp8Matrix(codes, np.asarray(unit_scale(columns), dtype=np.float32))
     if fmt is MatrixFormat.BF16:
         return DenseMatrix(_small_bfloat16(pool, rows, columns))
     noise = (pool.view(np.uint16)[: rows * columns].astype(np.float32) - 32768.0) / 32768.0
-    return DenseMatrix((noise / math.sqrt(columns)).reshape(rows, columns).astype(DENSE_TYPES[fmt]))
+    return DenseMatrix((noise * np.float32(unit_scale(columns))).reshape(rows, columns).astype(DENSE_TYPES[fmt]))
 
 
 def _small_bfloat16(pool: NDArray[np.uint8], rows: int, columns: int) -> NDArray[Any]:

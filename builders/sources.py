@@ -13,10 +13,9 @@ from trtllm_replayssm.builders.options import AS_STORED, DENSE_NVFP4, DEQUANTISE
 from trtllm_replayssm.builders.parameters import CheckpointParameters, Parameters
 from trtllm_replayssm.builders.quantised_parameters import DenseNvfp4Parameters
 from trtllm_replayssm.builders.random_weights import RandomParameters
-from trtllm_replayssm.errors import ConfigError, UnsupportedError
-from trtllm_replayssm.shapes import ModelGeometry
+from trtllm_replayssm.errors import UnsupportedError
 from trtllm_replayssm.weights.checkpoint import Checkpoint
-from trtllm_replayssm.weights.presets import preset_config, preset_geometry
+from trtllm_replayssm.weights.presets import preset_config, preset_geometry, slice_geometry
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,18 +51,6 @@ def random_source(
     first = 0 if layers is None else layers[0]
     parameters = RandomParameters(geometry, geometry.name, first_layer=first)
     return Source(_settled(parameters, options), preset_config(preset), None)
-
-
-def slice_geometry(geometry: ModelGeometry, layers: tuple[int, int] | None, *, mtp: bool) -> ModelGeometry:
-    """A geometry with some of its layers; both ends are kept."""
-    if layers is not None:
-        first, last = layers
-        if not 0 <= first <= last < len(geometry.layers):
-            raise ConfigError(
-                "build", "layers", expected=f"FIRST-LAST within 0-{len(geometry.layers) - 1}", got=f"{first}-{last}"
-            )
-        geometry = replace(geometry, layers=geometry.layers[first : last + 1])
-    return geometry if mtp else replace(geometry, mtp_pattern=())
 
 
 def _settled(parameters: Parameters, options: BuildOptions) -> Parameters:

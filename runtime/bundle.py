@@ -60,7 +60,8 @@ def bundle_session(directory: Path, manifest: Manifest, options: ReplicaOptions)
         slots=options.batch, max_seq_len=manifest.build.max_seq_len,
         activation=ActivationDtype(manifest.build.activation),
     )  # fmt: skip
-    require_fit(manifest.geometry, manifest.replay, pool, options)
+    engines = sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
+    require_fit(manifest.geometry, manifest.replay, pool, options, engines)
 
     from trtllm_replayssm.runtime.session.tensorrt_session import TensorRtSession
 

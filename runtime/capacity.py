@@ -22,19 +22,6 @@ def require_slots(max_batch_size: int, max_seq_len: int, max_tokens: int | None)
         )
 
 
-def require_memory(max_batch_size: int, slot_bytes: int, free_bytes: int, fraction: float) -> None:
-    """Raise ConfigError when max_batch_size slots need more than `fraction` of the free memory."""
-    slots = int(free_bytes * fraction) // slot_bytes
-    if max_batch_size > slots:
-        raise ConfigError(
-            "LLM",
-            "max_batch_size",
-            expected=f"at most {slots} slots ({slot_bytes} bytes each in {fraction:.0%} of {free_bytes} free bytes)",
-            got=max_batch_size,
-            hint="Lower max_batch_size or max_seq_len, or raise free_gpu_memory_fraction",
-        )
-
-
 def prefix_budget(asked: int | None, snapshot_bytes: int) -> int:
     """Bytes for a prefix cache: as asked for, or a quarter of the free host memory (1 GiB where it is not known).
 

@@ -67,9 +67,10 @@ class LLM:
         CheckpointError and EngineMismatchError.
 
         tokenizer: a path or tokenizer; None: the checkpoint's. dtype: of activations, "auto" is float32 on a CPU and
-        bfloat16 elsewhere. max_batch_size: sequences at once (8); max_seq_len: prompt and output tokens of one (the
-        model's, at most 4096); max_num_tokens: tokens of one engine step (2048); prefill_chunk: tokens of one prompt
-        chunk. replay_config: how recurrent state is kept; its max_step_tokens follows from the draft length.
+        bfloat16 elsewhere. max_batch_size: sequences at once (8; on a GPU what fits, at most 256); max_seq_len: prompt
+        and output tokens of one (the model's, at most 4096); max_num_tokens: tokens of one engine step (2048);
+        prefill_chunk: tokens of one prompt chunk. replay_config: how recurrent state is kept; its max_step_tokens
+        follows from the draft length.
         state_cache: "conventional" reads and writes the whole state at each step, for comparison. seed: for requests
         without one. plugin_library: of a bundle whose engines have plugins. debug: check all bookkeeping after each
         step.

@@ -7,7 +7,7 @@ torch is imported when a session is made, not before.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from trtllm_replayssm.checks import require_positive, require_type
@@ -15,7 +15,8 @@ from trtllm_replayssm.config import PoolConfig, ReplayConfig
 from trtllm_replayssm.dtypes import ActivationDtype
 from trtllm_replayssm.errors import ConfigError, UnsupportedError
 from trtllm_replayssm.manifest import MANIFEST, read_manifest
-from trtllm_replayssm.runtime.capacity import free_host_bytes, prefix_budget, require_memory, require_slots
+from trtllm_replayssm.runtime.capacity import prefix_budget, require_slots
+from trtllm_replayssm.runtime.device_memory import MAX_PLANNED_BATCH, plan_replica, planned_batch, require_plan
 from trtllm_replayssm.runtime.engine import Engine, EngineConfig
 from trtllm_replayssm.runtime.options import (
     KvCacheConfig,
@@ -24,6 +25,7 @@ from trtllm_replayssm.runtime.options import (
     SpeculativeConfig,
     resolve_replay,
 )
+from trtllm_replayssm.runtime.planner import MemoryPlan
 from trtllm_replayssm.runtime.prefix.settings import PrefixConfig
 from trtllm_replayssm.runtime.prefix.sizes import prompt_snapshot_bytes
 from trtllm_replayssm.runtime.sampling.params import MAX_SEED
@@ -35,8 +37,8 @@ from trtllm_replayssm.runtime.step import SessionHead
 from trtllm_replayssm.runtime.text.tokenizer import Tokenizer, load_tokenizer
 from trtllm_replayssm.runtime.tuning import with_tuned_window
 from trtllm_replayssm.shapes import ModelGeometry
-from trtllm_replayssm.spec.traffic import conventional_slot_bytes, slot_bytes
 from trtllm_replayssm.weights.checkpoint import Checkpoint
+from trtllm_replayssm.weights.sizes import checkpoint_bytes
 
 DEFAULT_BATCH = 8
 DEFAULT_SEQ_LEN = 4096  # cap of the default only: a slot's keys and values are reserved for all of it
@@ -82,7 +84,7 @@ class ReplicaOptions:
 
     @property
     def batch(self) -> int:
-        """Sequences that run at once, and slots."""
+        """Sequences that run at once, and slots, unless the memory plan of a GPU settles the number."""
         return DEFAULT_BATCH if self.max_batch_size is None else self.max_batch_size
 
     def engine_config(self, prefix: PrefixConfig | None = None) -> EngineConfig:
@@ -117,14 +119,21 @@ def build_engine(model: str | Path, tokenizer: object, options: ReplicaOptions) 
     checkpoint = Checkpoint.open(Path(model))
     geometry = checkpoint.geometry
     replay = resolve_replay(options.replay, options.kv_cache, options.draft_len, geometry.state_dtype)
+    automatic = options.max_batch_size is None and options.device != "cpu"
     if options.replay is None:
-        replay = with_tuned_window(replay, geometry.ssm, _device_name(options.device), options.batch)
+        batch = MAX_PLANNED_BATCH if automatic else options.batch
+        replay = with_tuned_window(replay, geometry.ssm, _device_name(options.device), batch)
     pool = PoolConfig(
         slots=options.batch,
         max_seq_len=_max_seq_len(options.max_seq_len, geometry),
         activation=_activation(options.dtype, options.device),
     )
-    require_fit(geometry, replay, pool, options)
+    weights = checkpoint_bytes(checkpoint, pool.activation.itemsize)
+    plan = _plan(geometry, replay, pool, options, weights) if automatic else None
+    if plan is not None:
+        options = replace(options, max_batch_size=planned_batch(plan))
+        pool = replace(pool, slots=options.batch)
+    require_fit(geometry, replay, pool, options, weights)
 
     from trtllm_replayssm.runtime.session.torch_session import TorchSession
 
@@ -170,11 +179,18 @@ def make_drafter(speculative: SpeculativeConfig | None, session: Session) -> Dra
     return MtpDrafter(SessionHead(session), speculative.draft_len, sample=speculative.sample_drafts)
 
 
-def require_fit(geometry: ModelGeometry, replay: ReplayConfig, pool: PoolConfig, options: ReplicaOptions) -> None:
-    """Raise ConfigError where settings ask for a head that is not there, or for more memory than there is."""
+def require_fit(
+    geometry: ModelGeometry, replay: ReplayConfig, pool: PoolConfig, options: ReplicaOptions, weights: int
+) -> None:
+    """Raise ConfigError where settings ask for a head that is not there, or for more memory than there is.
+
+    weights: bytes that the model takes on the device.
+    """
     require_slots(pool.slots, pool.max_seq_len, options.kv_cache.max_tokens)
     _require_head(options.speculative, geometry)
-    _require_memory(geometry, replay, pool, options)
+    plan = _plan(geometry, replay, pool, options, weights)
+    if plan is not None:
+        require_plan(plan, pool.slots)
 
 
 def _require_head(speculative: SpeculativeConfig | None, geometry: ModelGeometry) -> None:
@@ -188,23 +204,15 @@ def _require_head(speculative: SpeculativeConfig | None, geometry: ModelGeometry
         )
 
 
-def _require_memory(geometry: ModelGeometry, replay: ReplayConfig, pool: PoolConfig, options: ReplicaOptions) -> None:
-    """Refuse a pool that the device's free memory cannot hold; says nothing where free memory is not known."""
-    if options.state_cache == "conventional":
-        need = conventional_slot_bytes(geometry, replay.recurrence, replay.max_step_tokens, pool).total
-    else:
-        need = slot_bytes(geometry, replay, pool).total
-    free = free_host_bytes() if options.device == "cpu" else _free_device_bytes(options.device)
-    if free is not None:
-        require_memory(pool.slots, need, free, options.kv_cache.free_gpu_memory_fraction)
-
-
-def _free_device_bytes(device: str) -> int:
-    import torch
-
-    from trtllm_replayssm.runtime.session.device import usable_device
-
-    return int(torch.cuda.mem_get_info(usable_device(device))[0])
+def _plan(
+    geometry: ModelGeometry, replay: ReplayConfig, pool: PoolConfig, options: ReplicaOptions, weights: int
+) -> MemoryPlan | None:
+    return plan_replica(
+        geometry, replay, pool, device=options.device, weights=weights,
+        conventional=options.state_cache == "conventional",
+        prompt_tokens=options.max_num_tokens or DEFAULT_STEP_TOKENS,
+        fraction=options.kv_cache.free_gpu_memory_fraction,
+    )  # fmt: skip
 
 
 def _max_seq_len(asked: int | None, geometry: ModelGeometry) -> int:

@@ -30,16 +30,15 @@ from tests.builders.engine_rules import (
 from trtllm_replayssm.builders.build import BuildReport, build
 from trtllm_replayssm.builders.options import BuildOptions
 from trtllm_replayssm.builders.parameters import Parameters
-from trtllm_replayssm.builders.precision_maps import QWEN_122B, SUPER, published_format
 from trtllm_replayssm.builders.quantised_parameters import DenseNvfp4Parameters
 from trtllm_replayssm.builders.random_weights import RandomParameters
-from trtllm_replayssm.builders.sources import slice_geometry
 from trtllm_replayssm.config import ReplayConfig
 from trtllm_replayssm.models import model_of
 from trtllm_replayssm.params import ParamRole
 from trtllm_replayssm.shapes import LayerKind
 from trtllm_replayssm.weights.matrix import MatrixFormat
-from trtllm_replayssm.weights.presets import preset_config, preset_geometry
+from trtllm_replayssm.weights.precision_maps import QWEN_122B, SUPER, published_format
+from trtllm_replayssm.weights.presets import preset_config, preset_geometry, slice_geometry
 
 # preset -> (layers, kinds that they hold)
 PERIODS = {

@@ -27,7 +27,7 @@ ROOMS = {
     "spec.cursors": "rules", "spec.traffic": "rules", "spec.decay_skip": "rules", "spec.adaptive_window": "rules",
     "spec.tuning": "rules",
     "models": "models", "weights": "weights", "ops": "ops", "cli": "cli",
-    "bench": "bench", "bench.cases": "bench cases",
+    "bench": "bench", "bench.cases": "bench cases", "bench.step": "step bench",
     "builders": "builders", "__main__": "cli",
     "runtime": "runtime",
     "runtime.pools": "pools",
@@ -42,6 +42,7 @@ ROOMS = {
     "runtime.session.base": "session interface",
     "runtime.<file>": "engine parts",
     "runtime.engine": "engine", "runtime.replica": "replica", "runtime.bundle": "replica",
+    "runtime.device_memory": "replica",
     "runtime.llm": "llm", "runtime.loop": "llm", "runtime.handle": "llm", "runtime.progress": "llm",
     "runtime.server": "server",
 }  # fmt: skip
@@ -58,6 +59,7 @@ MAY_IMPORT = {
     "ops": {"contract", "rules"},
     "bench cases": {"contract", "rules"},
     "bench": {"contract", "ops", "bench cases"},
+    "step bench": {"contract", "rules", "weights", "ops", "pools", "session", "engine parts"},
     "builders": {"contract", "models", "weights"},
     "runtime": set(),
     "slots": {"contract"},
@@ -80,7 +82,7 @@ MAY_IMPORT = {
     "llm": _HOST | {"engine parts", "session interface", "engine", "replica"},
     "server": {"contract", "package", "sampling", "text", "engine parts", "engine", "llm"},
     "cli": {"contract", "package", "models", "weights", "builders", "sampling", "text", "rules"}
-    | {"ops", "bench", "bench cases", "evaluation"}
+    | {"ops", "bench", "bench cases", "step bench", "evaluation", "session"}
     | {"engine parts", "engine", "llm", "server"},
 }
 
@@ -95,6 +97,7 @@ MAY_USE = {
     "ops": {"torch", "numpy"},
     "bench cases": set(),
     "bench": {"torch", "vllm", "flashinfer"},  # the peers only where they are installed
+    "step bench": {"torch", "matplotlib"},  # matplotlib for figures only, an extra
     "builders": {"numpy", "ml_dtypes", "safetensors", "tensorrt", "tensorrt_rtx"},
     "runtime": set(),
     "slots": {"numpy"},

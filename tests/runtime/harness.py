@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tests.runtime.fake_session import FakeSession, Model, geometry, hash_model, script_model
-from tests.runtime.fake_steps import device_steps
 from trtllm_replayssm.config import ReplayConfig
 from trtllm_replayssm.runtime.engine import Engine, EngineConfig
 from trtllm_replayssm.runtime.outputs import CompletionOutput, RequestOutput, request_output
@@ -109,9 +108,8 @@ def bench(
     drafter: Drafter | None = None,
     prefix: PrefixConfig | None = None,
     max_preempted: int | None = None,
-    ahead: bool = False,
 ) -> Bench:
-    """An engine in debug mode. kind: one of DRAFTERS, unless a drafter is given; ahead: with a device loop."""
+    """An engine in debug mode. kind: one of DRAFTERS, unless a drafter is given."""
     session = FakeSession(
         model or hash_model(vocab),
         slots=slots,
@@ -136,8 +134,7 @@ def bench(
         prefix=prefix,
         max_preempted=max_preempted,
     )
-    steps = device_steps(session, kind, draft_len) if ahead else None
-    return Bench(Engine(session, drafter or drafters[kind], tokenizer, config, steps), session)
+    return Bench(Engine(session, drafter or drafters[kind], tokenizer, config), session)
 
 
 def scripted(

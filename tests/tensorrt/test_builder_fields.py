@@ -23,10 +23,9 @@ from trtllm_replayssm.builders.options import BuildOptions
 from trtllm_replayssm.builders.parameters import HollowParameters
 from trtllm_replayssm.builders.plugin_fields import NAMESPACE, VERSION
 from trtllm_replayssm.builders.random_weights import RandomParameters
-from trtllm_replayssm.builders.sources import slice_geometry
 from trtllm_replayssm.config import ReplayConfig
 from trtllm_replayssm.dtypes import StateFormat
-from trtllm_replayssm.weights.presets import preset_geometry
+from trtllm_replayssm.weights.presets import preset_geometry, slice_geometry
 
 LIBRARY = os.environ.get("REPLAYSSM_PLUGIN_LIBRARY")
 PERIODS = {"nemotron-3-super-120b-a12b-nvfp4": (6, 8), "qwen3.5-122b-a10b-nvfp4": (0, 3)}

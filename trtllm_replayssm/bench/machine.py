@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import platform
 import shutil
 import subprocess
 from pathlib import Path
@@ -11,18 +13,26 @@ import torch
 from trtllm_replayssm.errors import ConfigError
 
 UNKNOWN = "unknown"
+COMMIT_VARIABLE = "REPLAYSSM_COMMIT"  # names the commit of a copy without its repository
+_DESCRIBE = ("git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty")
 
 
-def describe() -> dict[str, str]:
-    """Fields of every JSON line; `unknown` where the machine does not say. Raises ConfigError without a CUDA device."""
+def describe(device: torch.device | None = None) -> dict[str, str]:
+    """Fields of every JSON line; `unknown` where the machine does not say.
+
+    device: what was measured on, None: the current CUDA device, and ConfigError where there is none.
+    """
+    commit = {"commit": os.environ.get(COMMIT_VARIABLE) or _output(*_DESCRIBE)}
+    if device is not None and device.type == "cpu":
+        return {"gpu": f"none ({platform.machine()} CPU)", "driver": "none", "torch": torch.__version__, **commit}
     if not torch.cuda.is_available():
         raise ConfigError("bench kernel", "device", expected="a CUDA device", got="none", hint="Use --list without one")
     return {
-        "gpu": torch.cuda.get_device_name(),
+        "gpu": torch.cuda.get_device_name(device),
         "driver": _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").splitlines()[0],
         "cuda": str(torch.version.cuda),
         "torch": torch.__version__,
-        "commit": _output("git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"),
+        **commit,
     }
 
 

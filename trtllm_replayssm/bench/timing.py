@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -10,6 +11,7 @@ import torch
 
 _WARM_UP = 3
 _COPY_BYTES = 4 << 30
+_HOST_COPY_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,19 +41,29 @@ def time_cases(cases: Sequence[tuple[Callable[[], None], int]], rounds: int) -> 
     return [_timing(found) for found in times]
 
 
-def copy_bandwidth() -> float:
+def copy_bandwidth(device: torch.device | None = None) -> float:
     """Bytes a second of a large copy, read and written bytes counted; eager, as a graph's copy node is slower."""
-    source = torch.empty(_COPY_BYTES, dtype=torch.uint8, device="cuda").fill_(1)
+    target_device = torch.device("cuda") if device is None else device
+    on_host = target_device.type == "cpu"
+    source = torch.empty(_HOST_COPY_BYTES if on_host else _COPY_BYTES, dtype=torch.uint8, device=target_device).fill_(1)
     target = torch.empty_like(source)
+    copy = _host_seconds if on_host else _device_seconds
+    return float(statistics.median(2.0 * source.numel() / copy(source, target) for _ in range(8)))
+
+
+def _device_seconds(source: torch.Tensor, target: torch.Tensor) -> float:
     start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    rates: list[float] = []
-    for _ in range(8):
-        start.record()
-        target.copy_(source)
-        stop.record()
-        stop.synchronize()
-        rates.append(2.0 * _COPY_BYTES / (start.elapsed_time(stop) * 1e-3))
-    return float(statistics.median(rates))
+    start.record()
+    target.copy_(source)
+    stop.record()
+    stop.synchronize()
+    return float(start.elapsed_time(stop)) * 1e-3
+
+
+def _host_seconds(source: torch.Tensor, target: torch.Tensor) -> float:
+    began = time.perf_counter()
+    target.copy_(source)
+    return time.perf_counter() - began
 
 
 def _capture(enqueue: Callable[[], None]) -> torch.cuda.CUDAGraph:

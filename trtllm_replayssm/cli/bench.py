@@ -1,4 +1,4 @@
-"""`trtllm-replayssm bench kernel`: times the native kernels against the byte floor and the conventional step."""
+"""`trtllm-replayssm bench kernel`, and where `bench step` hangs: native kernels against byte floor and baseline."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from itertools import chain
 from pathlib import Path
 from typing import IO, Any
 
+import trtllm_replayssm.cli.bench_step as bench_step
 from trtllm_replayssm.bench.cases import KernelCase, Operation, kernel_cases, kernel_shapes, suites
 from trtllm_replayssm.errors import ConfigError
 
 
 def add_command(commands: Any) -> None:
     """Register the command."""
-    parser = commands.add_parser("bench", help="measure the native kernels", description="Measurements on a GPU.")
+    parser = commands.add_parser("bench", help="measure kernels and whole steps", description="Measurements.")
     kinds = parser.add_subparsers(title="what", metavar="WHAT", required=True)
     kernel = kinds.add_parser(
         "kernel", help="one layer's update, by shape, batch, tokens and formats",
@@ -40,6 +41,7 @@ def add_command(commands: Any) -> None:
     )
     kernel.add_argument("--list", action="store_true", help="print the cases and their byte floors; needs no GPU")
     kernel.set_defaults(run=run)
+    bench_step.add_command(kinds)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from importlib.resources import files
 from typing import Any
 
@@ -30,6 +31,23 @@ def preset_config(name: str) -> dict[str, Any]:
 def preset_geometry(name: str) -> ModelGeometry:
     """The geometry of a preset; ConfigError lists the names when there is no such preset."""
     return parse_config(preset_config(name), name=_find(name))
+
+
+def slice_geometry(
+    geometry: ModelGeometry, layers: tuple[int, int] | None, *, mtp: bool, operation: str = "build"
+) -> ModelGeometry:
+    """A geometry with some of its layers, both ends kept, and without the drafting head unless `mtp`.
+
+    Raises ConfigError of `operation` for layers that are not there.
+    """
+    if layers is not None:
+        first, last = layers
+        if not 0 <= first <= last < len(geometry.layers):
+            raise ConfigError(
+                operation, "layers", expected=f"FIRST-LAST within 0-{len(geometry.layers) - 1}", got=f"{first}-{last}"
+            )
+        geometry = replace(geometry, layers=geometry.layers[first : last + 1])
+    return geometry if mtp else replace(geometry, mtp_pattern=())
 
 
 def _find(name: str) -> str:

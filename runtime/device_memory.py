@@ -1,0 +1,50 @@
+"""What the device of a replica has, and the memory plan of a replica on it."""
+
+from __future__ import annotations
+
+import logging
+
+from trtllm_replayssm.config import PoolConfig, ReplayConfig
+from trtllm_replayssm.runtime.capacity import free_host_bytes
+from trtllm_replayssm.runtime.planner import LIBRARY_BYTES, MemoryPlan, plan_memory
+from trtllm_replayssm.shapes import ModelGeometry
+
+MAX_PLANNED_BATCH = 256  # rows of a step where nobody asks for a number: every size of step is recorded at start
+_LOG = logging.getLogger(__name__)
+
+
+def plan_replica(
+    geometry: ModelGeometry, replay: ReplayConfig, pool: PoolConfig, *, device: str, weights: int, conventional: bool,
+    prompt_tokens: int, fraction: float,
+) -> MemoryPlan | None:  # fmt: skip
+    """The plan of a replica on a device as it is now; None where the device does not say what it has free.
+
+    weights: bytes that loading the model will take there. Raises ConfigError for a device that is not there.
+    """
+    free = free_host_bytes() if device == "cpu" else _free_device_bytes(device)
+    if free is None:
+        return None
+    return plan_memory(
+        geometry, replay, pool, memory=free, weights=weights, conventional=conventional, prompt_tokens=prompt_tokens,
+        fraction=fraction, reserve=0 if device == "cpu" else LIBRARY_BYTES,
+    )  # fmt: skip
+
+
+def planned_batch(plan: MemoryPlan) -> int:
+    """Rows, which are slots, where nobody asks for a number: what fits, at most 256. At least one is tried."""
+    return min(max(plan.slots, 1), MAX_PLANNED_BATCH)
+
+
+def require_plan(plan: MemoryPlan, slots: int) -> None:
+    """Log the plan; raise ConfigError when so many slots do not fit."""
+    for line in plan.lines():
+        _LOG.info("memory: %s", line)
+    plan.require(slots)
+
+
+def _free_device_bytes(device: str) -> int:
+    import torch
+
+    from trtllm_replayssm.runtime.session.device import usable_device
+
+    return int(torch.cuda.mem_get_info(usable_device(device))[0])

@@ -1,0 +1,128 @@
+"""The memory planner: how many slots a device holds beside the weights and the memory of a step. Pure arithmetic.
+
+Nothing is allocated or asked of a device here. A slot belongs to one sequence for its whole life and holds
+max_seq_len positions, so slots are what admission and preemption count.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from trtllm_replayssm.config import PoolConfig, ReplayConfig
+from trtllm_replayssm.errors import ConfigError
+from trtllm_replayssm.shapes import LayerKind, ModelGeometry
+from trtllm_replayssm.spec.traffic import SlotBytes, conventional_slot_bytes, slot_bytes
+
+GIB = 1 << 30
+MIB = 1 << 20
+LIBRARY_BYTES = GIB  # what CUDA, its libraries' workspaces and recorded graphs take beside tensors, rounded up
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPlan:
+    """What lies where, in bytes.
+
+    memory: free on the device before anything is loaded. weights: all parameters. prompt: the largest pass over prompt
+    tokens. reserve: libraries and graphs. fraction: share of the rest that slots may take. slot: one slot by kind;
+    row: what a decode or verify step needs for each slot's row (activations and logits).
+    """
+
+    memory: int
+    weights: int
+    prompt: int
+    reserve: int
+    fraction: float
+    slot: SlotBytes
+    row: int
+
+    @property
+    def rest(self) -> int:
+        """Bytes that are left for slots and their rows; negative when not even the weights fit."""
+        return self.memory - self.weights - self.prompt - self.reserve
+
+    @property
+    def slots(self) -> int:
+        """Slots that fit."""
+        return max(int(self.rest * self.fraction), 0) // (self.slot.total + self.row)
+
+    def require(self, slots: int) -> None:
+        """Raise ConfigError, with every number, when so many slots do not fit."""
+        if slots <= self.slots:
+            return
+        need = slots * (self.slot.total + self.row)
+        raise ConfigError(
+            "LLM", "max_batch_size",
+            expected=f"at most {self.slots} slots: {self.memory} bytes of free memory, less {self.weights} of weights, "
+            f"{self.prompt} for prompts and {self.reserve} in reserve, times {self.fraction:g}, hold {self.slots} of "
+            f"{self.slot.total} + {self.row} bytes",
+            got=f"{slots} (need {need} bytes)",
+            hint="Lower max_batch_size, max_seq_len or the draft length, raise free_gpu_memory_fraction, or keep the "
+            "recurrent state in a smaller format",
+        )  # fmt: skip
+
+    def table(self) -> list[tuple[str, int]]:
+        """(what, bytes) for people to read, without kinds that take nothing."""
+        kinds = ("checkpoint", "read_copy", "snapshots", "rings", "conv_windows", "kv", "cursors")
+        rows = [
+            ("free memory", self.memory), ("weights", self.weights), ("a pass over prompts", self.prompt),
+            ("libraries and graphs", self.reserve),
+            (f"for slots ({self.fraction:.0%})", int(self.rest * self.fraction)),
+            *((f"slot: {kind.replace('_', ' ')}", getattr(self.slot, kind)) for kind in kinds),
+            ("slot: its row of a step", self.row),
+        ]  # fmt: skip
+        return [(what, size) for what, size in rows if size]
+
+    def lines(self) -> list[str]:
+        """The table as text, and the number of slots."""
+        text = [f"{what:28} {size / MIB:14,.2f} MiB" for what, size in self.table()]
+        return [*text, f"{'slots':28} {self.slots:14,}"]
+
+
+def plan_memory(
+    geometry: ModelGeometry, replay: ReplayConfig, pool: PoolConfig, *, memory: int, weights: int,
+    conventional: bool = False, prompt_tokens: int = 2048, fraction: float = 0.9, reserve: int = LIBRARY_BYTES,
+) -> MemoryPlan:  # fmt: skip
+    """The plan of one replica; pool.slots is not used.
+
+    memory: bytes free before the weights are loaded; weights: their bytes on the device; prompt_tokens: of one pass.
+    """
+    itemsize = pool.activation.itemsize
+    token = pass_bytes(geometry, itemsize)
+    logits = geometry.vocab * (4 + itemsize)
+    return MemoryPlan(
+        memory=memory, weights=weights, prompt=prompt_tokens * token, reserve=reserve, fraction=fraction,
+        slot=pool_slot_bytes(geometry, replay, pool, conventional=conventional),
+        row=replay.max_step_tokens * (token + logits),
+    )  # fmt: skip
+
+
+def pool_slot_bytes(
+    geometry: ModelGeometry, replay: ReplayConfig, pool: PoolConfig, *, conventional: bool
+) -> SlotBytes:
+    """One slot as the session's pools hold it: T_max positions of keys and values beyond max_seq_len, for drafts; a
+    conventional slot has T_max states beside its current one.
+    """
+    deep = replace(pool, max_seq_len=pool.max_seq_len + replay.max_step_tokens)
+    slot = slot_bytes(geometry, replay, deep)
+    if not conventional:
+        return slot
+    baseline = conventional_slot_bytes(geometry, replay.recurrence, replay.max_step_tokens, deep)
+    return replace(
+        baseline, snapshots=replay.max_step_tokens * baseline.checkpoint, conv_windows=slot.conv_windows,
+        cursors=slot.cursors,
+    )  # fmt: skip
+
+
+def pass_bytes(geometry: ModelGeometry, itemsize: int) -> int:
+    """Activations of one token while a layer runs, an upper bound: residual, normalised and two of the widest vectors.
+
+    Half of them may be float32, whatever the activation type.
+    """
+    ssm, attention, moe = geometry.ssm, geometry.attention, geometry.moe
+    widest = [2 * ssm.inner + ssm.conv_channels, 2 * attention.q_size + 2 * attention.kv_size]
+    if LayerKind.MLP in geometry.layers or moe is None:
+        widest.append(2 * geometry.mlp_intermediate)
+    if moe is not None:
+        width = geometry.hidden if moe.latent is None else moe.latent
+        widest.append(moe.top_k * (2 * moe.intermediate + width) + 2 * moe.shared_intermediate)
+    return (itemsize + 4) * (2 * geometry.hidden + max(widest))

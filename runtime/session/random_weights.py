@@ -1,0 +1,82 @@
+"""Random parameters made on the device, without a checkpoint: for timing and memory at the public sizes.
+
+Their formats are the public checkpoint's (`weights.precision_maps`) and their values have the sizes of
+`weights.random_values`, so that activations stay finite through every layer. The same seed gives the same parameters
+on the same kind of device.
+"""
+
+from __future__ import annotations
+
+import zlib
+
+import torch
+from torch import Tensor
+
+from trtllm_replayssm.models import model_of
+from trtllm_replayssm.params import ParamRole
+from trtllm_replayssm.runtime.session.torch_weights import TorchWeights
+from trtllm_replayssm.shapes import ModelGeometry
+from trtllm_replayssm.weights.matrix import MatrixFormat
+from trtllm_replayssm.weights.precision_maps import published_format
+from trtllm_replayssm.weights.random_values import VECTOR_NOISE, unit_scale, vector_centre
+
+
+class RandomWeights(TorchWeights):
+    """Parameters of `geometry`, whose layer 0 is layer `first_layer` of the public model `geometry.name`.
+
+    dtype, device: as in `TorchWeights`. A parameter is made when it is first asked for and then kept.
+    """
+
+    def __init__(
+        self, geometry: ModelGeometry, dtype: torch.dtype, device: torch.device, *, first_layer: int = 0, seed: int = 0
+    ) -> None:
+        self._geometry = geometry
+        self._specs = {spec.name: spec for spec in model_of(geometry).parameters(geometry)}
+        self._dtype = dtype
+        self._device = device
+        self._first_layer = first_layer
+        self._seed = seed
+        self._made: dict[str, Tensor] = {}
+
+    def format_of(self, name: str) -> MatrixFormat:
+        """Format of a matrix, or of a stack's experts, in the public checkpoint."""
+        return published_format(self._geometry.name, name, self._first_layer)
+
+    def matrix(self, name: str) -> Tensor:
+        """[out, in] in the activation type."""
+        return self._kept(name, self._dtype)
+
+    def matrix_float32(self, name: str) -> Tensor:
+        """[out, in] float32."""
+        return self._kept(name, torch.float32)
+
+    def vector(self, name: str) -> Tensor:
+        """Vectors and convolution weights, float32."""
+        return self._kept(name, torch.float32)
+
+    def expert(self, name: str, expert: int) -> Tensor:
+        """One expert's [out, in] of the stack `name`, in the activation type; made anew at every call."""
+        _, rows, columns = self._specs[name].shape
+        return self._noise(f"{name}.{expert}", (rows, columns), self._dtype).mul_(unit_scale(columns))
+
+    def make_all(self) -> None:
+        """Make every parameter but experts now, so that no step pays for it."""
+        for name, spec in self._specs.items():
+            if spec.role is not ParamRole.EXPERTS:
+                self._kept(name, self._dtype if spec.role in (ParamRole.LINEAR, ParamRole.EMBEDDING) else torch.float32)
+
+    def _kept(self, name: str, dtype: torch.dtype) -> Tensor:
+        if name not in self._made:
+            spec = self._specs[name]
+            noise = self._noise(name, spec.shape, dtype)
+            if spec.role in (ParamRole.VECTOR, ParamRole.CONV):
+                noise.mul_(VECTOR_NOISE).add_(vector_centre(spec))
+            else:
+                noise.mul_(unit_scale(spec.shape[-1]))
+            self._made[name] = noise
+        return self._made[name]
+
+    def _noise(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Standard normal numbers that depend on the seed and the name alone, not on the order of use."""
+        generator = torch.Generator(self._device).manual_seed(zlib.crc32(f"{self._seed} {name}".encode()))
+        return torch.randn(shape, dtype=dtype, device=self._device, generator=generator)

@@ -1,0 +1,138 @@
+"""The step benchmark's pure parts: how rows accept, where sequences stand, the byte floor, names of kernels, ratios."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trtllm_replayssm.bench.step.breakdown import OTHER, PARTS, add_up, part_of
+from trtllm_replayssm.bench.step.cases import Schedule, StepCase, acceptance_table, spread_records
+from trtllm_replayssm.bench.step.floor import slot_state_bytes, step_floor
+from trtllm_replayssm.bench.step.report import line, ratios
+from trtllm_replayssm.config import ReplayConfig
+from trtllm_replayssm.dtypes import ActivationDtype
+from trtllm_replayssm.errors import ConfigError
+from trtllm_replayssm.spec.cursors import flushes
+from trtllm_replayssm.weights.matrix import MatrixFormat
+from trtllm_replayssm.weights.presets import preset_geometry, preset_names, slice_geometry
+
+PLAIN, DRAFTED = ReplayConfig(window=16), ReplayConfig(window=16, max_step_tokens=4)
+
+
+def case(cache: str = "replay", rows: int = 256, tokens: int = 1, **changes: object) -> StepCase:
+    base = StepCase(
+        cache=cache, rows=rows, tokens=tokens, accepted=1.0 if tokens == 1 else 3.4, context=512,
+        replay=PLAIN if tokens == 1 else DRAFTED,
+    )  # fmt: skip
+    return replace(base, **changes)
+
+
+@given(hundredths=st.integers(100, 800), rows=st.integers(1, 40))
+def test_forced_acceptance_has_its_mean_for_every_row(hundredths: int, rows: int) -> None:
+    table = acceptance_table(hundredths / 100, rows)
+    assert all(sum(column) * 100 == hundredths * len(table) for column in zip(*table, strict=True))
+    assert {a for row in table for a in row} <= {hundredths // 100, -(-hundredths // 100)}
+
+
+def test_rows_do_not_accept_in_step() -> None:
+    table = acceptance_table(3.4, 5)
+    assert len(table) == 5 and all(sorted(row) == [3, 3, 3, 4, 4] for row in table)
+
+
+@pytest.mark.parametrize("replay", [PLAIN, DRAFTED])
+def test_rows_begin_at_all_places_of_their_windows(replay: ReplayConfig) -> None:
+    records = spread_records(replay, replay.max_step_tokens, 64)
+    assert min(records) == 0
+    assert not flushes(replay, max(records), replay.max_step_tokens)
+    assert flushes(replay, max(records) + 1, replay.max_step_tokens)
+
+
+@pytest.mark.parametrize("tokens", [1, 4])
+def test_the_timed_steps_lie_around_the_context(tokens: int) -> None:
+    schedule, one = Schedule(warm_up=16, block=16, rounds=5), case(tokens=tokens)
+    first = schedule.first_position(one)
+    assert abs(first + one.accepted * (16 + 40) - 512) <= 1
+    assert schedule.last_position(one) >= first + one.accepted * (16 + 80 + 16) + tokens
+
+
+def test_a_context_too_short_for_the_steps_is_refused() -> None:
+    with pytest.raises(ConfigError, match="context"):
+        Schedule(warm_up=16, block=16, rounds=100).first_position(case())
+
+
+@pytest.mark.parametrize(
+    "changes", [{"cache": "none"}, {"rows": 0}, {"tokens": 2}, {"accepted": 0.5}, {"tokens": 4, "replay": DRAFTED,
+                                                                                  "accepted": 4.5}]
+)  # fmt: skip
+def test_a_case_that_cannot_be_is_refused(changes: dict[str, object]) -> None:
+    with pytest.raises(ConfigError):
+        case(**changes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("preset", preset_names())
+def test_the_floor_of_states_agrees_with_the_published_traffic(preset: str) -> None:
+    """Plain: conventional reads and writes every state, replay reads it and writes one in sixteen, with its records."""
+    geometry = slice_geometry(preset_geometry(preset), None, mtp=False)
+    state = 4 * geometry.ssm.state_elems * len(geometry.ssm_layers) * 256
+    conventional, replay = (
+        step_floor(geometry, lambda _: MatrixFormat.BF16, case(cache), 2) for cache in ("conventional", "replay")
+    )
+    assert conventional.states == 2 * state
+    assert 1.7 < conventional.states / replay.states < 1.9
+    assert conventional.weights == replay.weights and conventional.kv == replay.kv
+    assert conventional.logits == 256 * geometry.vocab * 4
+
+
+@pytest.mark.parametrize("preset", preset_names())
+def test_a_drafting_slot_holds_a_quarter_of_the_state(preset: str) -> None:
+    geometry = preset_geometry(preset)
+    conventional, replay = (
+        slot_state_bytes(geometry, case(cache, tokens=4), ActivationDtype.BFLOAT16)
+        for cache in ("conventional", "replay")
+    )
+    assert 3.4 <= conventional / replay < 4.0
+
+
+@pytest.mark.parametrize(
+    ("kernel", "part"),
+    [
+        ("void replayssm::streamedUpdateKernel<replayssm::Mamba2<80>>", "SSM"),
+        ("void replayssm::conventionalKernel<4>", "SSM"), ("void replayssm::ssmInputsKernel<8>", "convolution"),
+        ("void replayssm::expertsKernel<Fp4>", "experts"),
+        ("void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64>>", "attention"),
+        ("nvjet_tst_256x128_64x4_1x2_h_bz_coopA_TNT", "GEMM"), ("void cutlass::Kernel2<cutlass_80_tensorop>", "GEMM"),
+        ("void replayssm::anyGatedNormKernel<4>", OTHER), ("Memcpy DtoD (Device -> Device)", OTHER),
+    ],
+)  # fmt: skip
+def test_kernels_have_their_part(kernel: str, part: str) -> None:
+    assert part_of(kernel) == part
+    assert add_up([(kernel, 30.0), (kernel, 10.0)], 4) == {p: 10.0 if p == part else 0.0 for p in PARTS}
+
+
+def row(cache: str, rows: int, tokens: int, us: float, role: str = "equal", state: int = 100) -> dict[str, object]:
+    accepted = 1.0 if tokens == 1 else 3.4
+    return {
+        "what": "step", "model": "m", "layers": "all", "cache": cache, "role": role, "B": rows, "T": tokens, "L": 16,
+        "accepted": accepted, "context": 512, "us": us, "us_quartiles": [us, us], "floor_us": us / 2,
+        "tokens_per_s": rows * accepted / us * 1e6, "state_bytes_per_slot": state, "percent_of_floor": 50.0,
+        "breakdown_us": {"SSM": us},
+    }  # fmt: skip
+
+
+def test_ratios_compare_what_belongs_together() -> None:
+    rows = [
+        row("conventional", 256, 1, 15.0), row("replay", 256, 1, 10.0), row("conventional", 256, 4, 40.0, state=400),
+        row("replay", 256, 4, 20.0), row("conventional", 300, 4, 50.0, "largest", state=400),
+        row("replay", 1200, 4, 100.0, "largest"), row("replay", 32, 1, 5.0),
+    ]  # fmt: skip
+    found = {(r["row"], r["B"], r["T"]): r["ratio"] for r in ratios(rows)}
+    assert found == {
+        ("plain", 256, 1): 1.5, ("slot bytes, conventional over replay", 256, 1): 1.0,
+        ("speculative", 256, 4): 2.0, ("slot bytes, conventional over replay", 256, 4): 4.0,
+        ("speculative replay over plain conventional", 256, 4): round(15 * 3.4 / 20, 3),
+        ("speculative, largest batch", 1200, 4): 2.0, ("slot bytes, conventional over replay", 1200, 4): 4.0,
+    }  # fmt: skip
+    assert all("nan" not in line(r) for r in [*rows, *ratios(rows)])

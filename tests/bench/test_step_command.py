@@ -1,0 +1,66 @@
+"""`bench step` end to end on a CPU: both caches of a small checkpoint, JSON lines, and the figure from them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.session.sessions import CHECKPOINTS
+from trtllm_replayssm.bench.step.plot import draw_steps, read_rows
+from trtllm_replayssm.cli import main
+
+SMALL = str(CHECKPOINTS / "qwen-moe")
+
+
+def test_both_caches_are_measured_and_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = tmp_path / "steps.jsonl"
+    code = main(
+        ["bench", "step", SMALL, "--device", "cpu", "--activation", "float32", "--batch", "1,3", "--tokens", "1,2",
+         "--window", "4", "--rounds", "1", "--context", "40", "--forced-acceptance", "1.5", "--breakdown", "none",
+         "--json", str(lines)]
+    )  # fmt: skip
+    assert code == 0
+    rows = read_rows(lines)
+    steps = [row for row in rows if row["what"] == "step"]
+    assert [(r["cache"], r["T"], r["B"]) for r in steps] == [
+        (cache, tokens, batch) for tokens in (1, 2) for cache in ("conventional", "replay") for batch in (1, 3)
+    ]
+    assert all(r["us"] > 0 and r["floor_us"] > 0 and r["commit"] and r["layers"] == "all" for r in steps)
+    assert all(r["tokens_per_s"] == pytest.approx(r["B"] * r["accepted"] / r["us"] * 1e6, rel=1e-3) for r in steps)
+    names = {row["row"] for row in rows if row["what"] == "ratio"}
+    assert names == {"plain", "speculative", "speculative replay over plain conventional",
+                     "slot bytes, conventional over replay"}
+    assert "of the byte floor" in capsys.readouterr().out
+
+
+def test_the_figure_is_made_from_the_lines_again_byte_for_byte(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    shared = {"what": "step", "model": "m", "layers": "0-7", "L": 16, "gpu": "a GPU", "B": 256, "floor_us": 600.0}
+    rows = [
+        {**shared, "cache": "replay", "T": 1, "us": 1000.0, "breakdown_us": {"SSM": 500.0, "GEMM": 400.0}},
+        {**shared, "cache": "conventional", "T": 1, "us": 1500.0, "breakdown_us": {"SSM": 1000.0, "GEMM": 400.0}},
+    ]
+    lines = tmp_path / "rows.jsonl"
+    lines.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    first, second = tmp_path / "a.png", tmp_path / "b.png"
+    assert draw_steps(rows, first) and draw_steps(read_rows(lines), second)
+    assert first.read_bytes() == second.read_bytes()
+    assert not draw_steps([{**rows[0], "breakdown_us": {}}], tmp_path / "c.png")
+    assert not (tmp_path / "c.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (["--batch", "0"], "--batch"), (["--tokens", "one"], "--tokens"), (["--state-cache", "other"], "state_cache"),
+        (["--layers", "0-1"], "layers"), (["--largest"], "largest"), (["--rounds", "1000"], "context"),
+    ],
+)  # fmt: skip
+def test_wrong_options_are_refused_in_one_line(
+    arguments: list[str], word: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", "step", SMALL, "--device", "cpu", "--activation", "float32", *arguments]) == 1
+    error = capsys.readouterr().err
+    assert word in error and error.count("\n") == 1

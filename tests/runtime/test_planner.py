@@ -1,0 +1,103 @@
+"""The memory plan: slots follow from bytes, slots are counted as the pools hold them, refusals carry every number."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.session.sessions import NAMES, checkpoint
+from trtllm_replayssm.config import PoolConfig, ReplayConfig
+from trtllm_replayssm.dtypes import ActivationDtype, StateFormat
+from trtllm_replayssm.errors import ConfigError
+from trtllm_replayssm.runtime.device_memory import MAX_PLANNED_BATCH, plan_replica, planned_batch
+from trtllm_replayssm.runtime.planner import GIB, plan_memory, pool_slot_bytes
+from trtllm_replayssm.runtime.pools.state_pools import StatePools
+from trtllm_replayssm.weights.presets import preset_geometry
+
+FORMATS = {
+    "plain": ReplayConfig(window=8, max_step_tokens=1), "drafted": ReplayConfig(window=16, max_step_tokens=4),
+    "two": ReplayConfig(window=16, max_step_tokens=2, recurrence=StateFormat.FLOAT16, read=StateFormat.FP8),
+}  # fmt: skip
+NANO = preset_geometry("nemotron-3-nano-4b")
+BFLOAT16 = PoolConfig(slots=1, max_seq_len=512, activation=ActivationDtype.BFLOAT16)
+
+
+@pytest.mark.parametrize("conventional", [False, True], ids=["replay", "conventional"])
+@pytest.mark.parametrize("replay", FORMATS.values(), ids=FORMATS)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_slot_is_counted_as_the_pools_hold_it(name: str, replay: ReplayConfig, conventional: bool) -> None:
+    if conventional:  # the baseline's states are float32
+        replay = replace(replay, recurrence=StateFormat.FLOAT32, read=None)
+    geometry, pool = checkpoint(name).geometry, PoolConfig(slots=3, max_seq_len=40, activation=ActivationDtype.FLOAT16)
+    pools = StatePools.allocate(geometry, replay, pool, conventional=conventional, device=torch.device("cpu"))
+    slot = pool_slot_bytes(geometry, replay, pool, conventional=conventional)
+    held = pools.nbytes()
+    state = slot.checkpoint + slot.read_copy + slot.snapshots + slot.rings
+    assert {k: 3 * v for k, v in (("recurrent state", state), ("kv", slot.kv), ("cursors", slot.cursors))} == {
+        name: held[name] for name in ("recurrent state", "kv", "cursors")
+    }
+    assert 3 * slot.conv_windows == held["convolution windows"]
+
+
+@given(memory=st.integers(1, 200 * GIB), weights=st.integers(0, 20 * GIB), fraction=st.floats(0.1, 1.0))
+def test_the_planned_slots_fit_and_one_more_does_not(memory: int, weights: int, fraction: float) -> None:
+    plan = plan_memory(NANO, FORMATS["drafted"], BFLOAT16, memory=memory, weights=weights, fraction=fraction)
+    each, room = plan.slot.total + plan.row, max(int(plan.rest * fraction), 0)
+    assert plan.slots * each <= room < (plan.slots + 1) * each
+    plan.require(plan.slots)
+    with pytest.raises(ConfigError):
+        plan.require(plan.slots + 1)
+
+
+def test_the_refusal_names_every_number() -> None:
+    plan = plan_memory(NANO, FORMATS["drafted"], BFLOAT16, memory=24 * GIB, weights=8 * GIB)
+    with pytest.raises(ConfigError) as caught:
+        plan.require(4000)
+    message = str(caught.value)
+    for number in (plan.slots, plan.memory, plan.weights, plan.prompt, plan.reserve, plan.slot.total, plan.row, 4000):
+        assert str(number) in message
+    assert "max_batch_size" in message and "max_seq_len" in message
+
+
+def test_weights_that_do_not_fit_leave_no_slot() -> None:
+    plan = plan_memory(NANO, FORMATS["plain"], BFLOAT16, memory=4 * GIB, weights=8 * GIB)
+    assert plan.rest < 0 and plan.slots == 0
+    with pytest.raises(ConfigError, match="at most 0 slots"):
+        plan.require(1)
+
+
+def test_the_table_adds_up() -> None:
+    plan = plan_memory(NANO, FORMATS["two"], BFLOAT16, memory=100 * GIB, weights=8 * GIB)
+    table = dict(plan.table())
+    parts = [size for what, size in table.items() if what.startswith("slot: ")]
+    assert sum(parts) == plan.slot.total + plan.row
+    assert table["for slots (90%)"] == int(0.9 * (table["free memory"] - table["weights"]
+                                                  - table["a pass over prompts"] - table["libraries and graphs"]))
+    text = "\n".join(plan.lines())
+    assert f"{plan.slots:,}" in text and "conv windows" in text
+
+
+def test_replay_holds_more_sequences_of_a_drafting_model_than_snapshots() -> None:
+    """Four tokens a step on 139 GiB: the ratio of slots is that of the states, four to one and more."""
+    replay, conventional = (
+        plan_memory(NANO, FORMATS["drafted"], BFLOAT16, memory=139 * GIB, weights=8 * GIB, conventional=c)
+        for c in (False, True)
+    )
+    assert replay.slots > 3.2 * conventional.slots > 700
+
+
+def test_the_plan_of_a_host_has_no_libraries_in_reserve() -> None:
+    plan = plan_replica(
+        NANO, FORMATS["plain"], BFLOAT16, device="cpu", weights=0, conventional=False, prompt_tokens=64, fraction=0.9
+    )
+    assert plan is None or plan.reserve == 0 < plan.memory
+
+
+@pytest.mark.parametrize(("memory", "batch"), [(9 * GIB, 1), (20 * GIB, 106), (139 * GIB, MAX_PLANNED_BATCH)])
+def test_a_batch_that_nobody_asked_for_is_what_fits_up_to_a_cap(memory: int, batch: int) -> None:
+    plan = plan_memory(NANO, FORMATS["plain"], BFLOAT16, memory=memory, weights=8 * GIB)
+    assert planned_batch(plan) == batch

@@ -1,0 +1,79 @@
+"""Random parameters: reproducible, in the right types, and of sizes that keep a whole model finite."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.session.sessions import CPU, NAMES, checkpoint
+from trtllm_replayssm.config import PoolConfig, ReplayConfig
+from trtllm_replayssm.dtypes import ActivationDtype
+from trtllm_replayssm.models import model_of
+from trtllm_replayssm.params import ParamRole
+from trtllm_replayssm.runtime.pools.state_pools import StatePools
+from trtllm_replayssm.runtime.session.random_weights import RandomWeights
+from trtllm_replayssm.runtime.session.torch_session import TorchSession
+from trtllm_replayssm.shapes import ModelGeometry
+from trtllm_replayssm.weights.matrix import MatrixFormat
+from trtllm_replayssm.weights.presets import preset_geometry, slice_geometry
+
+
+def made(geometry: ModelGeometry, seed: int = 0, first_layer: int = 0) -> RandomWeights:
+    return RandomWeights(geometry, torch.bfloat16, CPU, first_layer=first_layer, seed=seed)
+
+
+def test_values_depend_on_seed_and_name_but_not_on_order() -> None:
+    geometry = checkpoint("qwen-dense").geometry
+    names = [s.name for s in model_of(geometry).parameters(geometry) if s.role is ParamRole.LINEAR][:3]
+    first, second, other = made(geometry), made(geometry), made(geometry, seed=1)
+    forward = {name: first.matrix(name) for name in names}
+    backward = {name: second.matrix(name) for name in reversed(names)}
+    assert all(torch.equal(forward[name], backward[name]) for name in names)
+    assert not torch.equal(forward[names[0]], other.matrix(names[0]))
+    assert first.matrix(names[0]) is forward[names[0]]
+
+
+def test_shapes_types_and_sizes() -> None:
+    geometry = checkpoint("nemotron-moe").geometry
+    weights = made(geometry)
+    for spec in model_of(geometry).parameters(geometry):
+        if spec.role is ParamRole.EXPERTS:
+            tensor = weights.expert(spec.name, spec.shape[0] - 1)
+            assert tensor.shape == spec.shape[1:] and tensor.dtype is torch.bfloat16
+        elif spec.role in (ParamRole.LINEAR, ParamRole.EMBEDDING):
+            tensor = weights.matrix(spec.name)
+            assert tensor.shape == spec.shape and tensor.dtype is torch.bfloat16
+            assert 0.6 < float(tensor.float().square().mean().sqrt()) * spec.shape[-1] ** 0.5 < 1.4
+        elif spec.role is ParamRole.ROUTER:
+            assert weights.matrix_float32(spec.name).dtype is torch.float32
+        else:
+            tensor = weights.vector(spec.name)
+            norm = spec.name.endswith("norm.weight") or spec.name.endswith("norm_f.weight")
+            assert tensor.dtype is torch.float32 and abs(float(tensor.mean()) - norm) < 0.1
+
+
+def test_a_slice_keeps_the_formats_of_its_layers() -> None:
+    name = "nemotron-3-super-120b-a12b-nvfp4"
+    weights = made(slice_geometry(preset_geometry(name), (9, 17), mtp=False), first_layer=9)
+    assert weights.format_of("backbone.layers.0.mixer.in_proj.weight") is MatrixFormat.FP8
+    assert weights.format_of("backbone.layers.1.mixer.experts.up_proj") is MatrixFormat.NVFP4
+    assert weights.format_of("backbone.layers.7.mixer.q_proj.weight") is MatrixFormat.BF16
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_logits_of_many_steps_stay_finite(name: str) -> None:
+    geometry = replace(checkpoint(name).geometry, mtp_pattern=())
+    replay = ReplayConfig(window=8, max_step_tokens=2)
+    pool = PoolConfig(slots=2, max_seq_len=64, activation=ActivationDtype.BFLOAT16)
+    pools = StatePools.allocate(geometry, replay, pool, conventional=False, device=CPU)
+    session = TorchSession(made(geometry), pools)
+    step = session.static_step(batch=2, width=2)
+    step.slot.copy_(torch.tensor([session.allocate(0), session.allocate(1)]))
+    step.num_tokens.fill_(2)
+    for _ in range(12):
+        logits = step.forward().logits
+        assert torch.isfinite(logits).all() and 0.1 < float(logits.std()) < 10.0
+        step.commit(torch.tensor([2, 1]))
+        step.ids.copy_(logits.argmax(-1))

@@ -1,0 +1,64 @@
+"""Bytes of parameters on a device: against what sessions hold, and what a step must read."""
+
+from __future__ import annotations
+
+import pytest
+
+from trtllm_replayssm.models import model_of
+from trtllm_replayssm.params import ParamRole
+from trtllm_replayssm.weights.inspect import count_parameters
+from trtllm_replayssm.weights.matrix import MatrixFormat
+from trtllm_replayssm.weights.precision_maps import published_format
+from trtllm_replayssm.weights.presets import preset_geometry, preset_names, slice_geometry
+from trtllm_replayssm.weights.sizes import model_bytes, step_weight_bytes, stored_bytes
+
+SUPER = "nemotron-3-super-120b-a12b-nvfp4"
+
+
+def formats(preset: str):  # type: ignore[no-untyped-def]
+    return lambda name: published_format(preset, name)
+
+
+@pytest.mark.parametrize(
+    ("fmt", "size"), [(MatrixFormat.BF16, 4096), (MatrixFormat.F32, 8192), (MatrixFormat.FP8, 2048),
+                      (MatrixFormat.NVFP4, 1024 + 128)],
+)  # fmt: skip
+def test_stored_bytes_count_elements_and_block_scales(fmt: MatrixFormat, size: int) -> None:
+    assert stored_bytes((2, 16, 64), fmt) == size
+
+
+def test_a_dense_model_takes_two_bytes_a_parameter() -> None:
+    geometry = preset_geometry("nemotron-3-nano-4b")
+    parameters = count_parameters(model_of(geometry).parameters(geometry))
+    assert 2 * parameters < model_bytes(geometry, formats(geometry.name), 2) < 2.01 * parameters
+
+
+def test_experts_of_the_large_presets_take_nvfp4_bytes() -> None:
+    geometry = preset_geometry(SUPER)
+    moe = geometry.moe
+    assert moe is not None and moe.latent is not None
+    one = 2 * moe.experts * moe.latent * moe.intermediate * 9 // 16
+    main = slice_geometry(geometry, None, mtp=False)
+    specs = model_of(main).parameters(main)
+    others = sum(2 * count_parameters([s]) for s in specs if s.role is not ParamRole.EXPERTS)
+    assert 40 * one + others < model_bytes(main, formats(SUPER), 2) < 40 * one + 1.02 * others  # routers are float32
+
+
+@pytest.mark.parametrize("preset", preset_names())
+def test_a_step_reads_no_more_than_the_model_holds(preset: str) -> None:
+    geometry = slice_geometry(preset_geometry(preset), None, mtp=False)
+    everything = model_bytes(geometry, formats(preset), 2)
+    sizes = [step_weight_bytes(geometry, formats(preset), 2, tokens) for tokens in (1, 8, 64, 1024)]
+    assert sizes == sorted(sizes) and sizes[-1] <= everything
+
+
+def test_one_token_reads_its_chosen_experts_only() -> None:
+    geometry = slice_geometry(preset_geometry(SUPER), (0, 1), mtp=False)  # one recurrent layer, one of experts
+    assert geometry.moe is not None
+    stack = sum(
+        stored_bytes(s.shape, MatrixFormat.NVFP4)
+        for s in model_of(geometry).parameters(geometry) if s.role is ParamRole.EXPERTS
+    )  # fmt: skip
+    one, many = (step_weight_bytes(geometry, formats(SUPER), 2, tokens) for tokens in (1, 10_000))
+    table = geometry.vocab * geometry.hidden * 2
+    assert many - one == pytest.approx(stack * (1 - 22 / 512) + table * (10_000 - 1) / geometry.vocab, rel=1e-6)

@@ -1,0 +1,32 @@
+"""The largest batch that a device holds with one kind of state cache, by the memory planner."""
+
+from __future__ import annotations
+
+import torch
+
+from trtllm_replayssm.bench.step.cases import Schedule, StepCase
+from trtllm_replayssm.bench.step.model import StepModel
+from trtllm_replayssm.config import PoolConfig
+from trtllm_replayssm.errors import ConfigError
+from trtllm_replayssm.runtime.planner import plan_memory
+from trtllm_replayssm.weights.sizes import model_bytes
+
+_SHARE = 0.97  # of what the plan leaves: allocations come in pieces
+_MULTIPLE = 16
+
+
+def largest_rows(model: StepModel, case: StepCase, schedule: Schedule) -> int:
+    """Rows, a multiple of 16, whose slots fit beside the weights; nothing else is on the device.
+
+    case: its cache, tokens and context count. Raises ConfigError where none fit, or without a GPU.
+    """
+    if model.device.type != "cuda":
+        raise ConfigError("bench step", "largest", expected="a CUDA device", got=str(model.device))
+    _, memory = torch.cuda.mem_get_info(model.device)
+    pool = PoolConfig(slots=1, max_seq_len=schedule.last_position(case), activation=model.activation)
+    plan = plan_memory(
+        model.geometry, case.replay, pool, memory=memory, conventional=case.conventional, prompt_tokens=0,
+        weights=model_bytes(model.geometry, model.format_of, model.activation.itemsize), fraction=_SHARE,
+    )  # fmt: skip
+    plan.require(_MULTIPLE)
+    return plan.slots // _MULTIPLE * _MULTIPLE

@@ -1,0 +1,90 @@
+"""Runs the cases of a step benchmark: one pool for each cache and step length, every batch over its first slots."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import torch
+
+from trtllm_replayssm.bench.step.breakdown import profile_steps
+from trtllm_replayssm.bench.step.cases import Schedule, StepCase
+from trtllm_replayssm.bench.step.floor import StepFloor, slot_state_bytes, step_floor
+from trtllm_replayssm.bench.step.loop import StepLoop, fill_caches
+from trtllm_replayssm.bench.step.measure import StepTime, time_steps
+from trtllm_replayssm.bench.step.model import StepModel
+from trtllm_replayssm.runtime.session.torch_session import TorchSession
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """A measured case. breakdown, kernels: microseconds a step, empty where no profile was asked for."""
+
+    model: StepModel
+    case: StepCase
+    time: StepTime
+    floor: StepFloor
+    floor_us: float
+    state_bytes: int
+    breakdown: dict[str, float]
+    kernels: list[tuple[str, float]]
+    peak_bytes: int
+
+    def fields(self) -> dict[str, Any]:
+        """The result as a JSON object without the machine."""
+        case, replay, read = self.case, self.case.replay, self.case.replay.read
+        us = self.time.median
+        return {
+            "what": "step", "model": self.model.geometry.name, "layers": self.model.layers, "cache": case.cache,
+            "role": case.role, "B": case.rows, "T": case.tokens, "accepted": case.accepted, "L": replay.window,
+            "recurrence": replay.recurrence.value, "read": None if read is None else read.value,
+            "context": case.context, "us": round(us, 2),
+            "us_quartiles": [round(self.time.low, 2), round(self.time.high, 2)],
+            "tokens_per_s": round(case.rows * case.accepted / us * 1e6, 1), "floor_us": round(self.floor_us, 2),
+            "percent_of_floor": round(100 * self.floor_us / us, 1), "floor_bytes": self.floor.fields(),
+            "state_bytes_per_slot": self.state_bytes, "peak_bytes": self.peak_bytes,
+            "breakdown_us": {part: round(t, 2) for part, t in self.breakdown.items()},
+            "kernels_us": {name[:120]: round(t, 2) for name, t in self.kernels[:16]},
+        }  # fmt: skip
+
+
+def run_cases(
+    model: StepModel, cases: Sequence[StepCase], schedule: Schedule, bandwidth: float, *,
+    profiled: Callable[[StepCase], bool],
+) -> Iterator[StepResult]:  # fmt: skip
+    """Results in order; cases that share a pool must follow one another. bandwidth: bytes a second of a large copy."""
+    for _, group in groupby(cases, key=lambda c: (c.cache, c.replay, c.role)):
+        together = list(group)
+        slots, depth = max(c.rows for c in together), max(schedule.last_position(c) for c in together)
+        session = model.session(together[0], slots, depth)
+        for slot in range(slots):
+            session.allocate(slot)
+        fill_caches(session)
+        for case in together:
+            yield _measure(model, session, case, schedule, bandwidth, profile=profiled(case))
+        del session
+        gc.collect()
+        if model.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def _measure(
+    model: StepModel, session: TorchSession, case: StepCase, schedule: Schedule, bandwidth: float, *, profile: bool
+) -> StepResult:
+    loop = StepLoop(session, case)
+    loop.begin(schedule.first_position(case))
+    for _ in range(schedule.warm_up - 1):
+        loop.run()
+    time = time_steps(loop.run, block=schedule.block, rounds=schedule.rounds)
+    parts, kernels = profile_steps(loop.run, schedule.block) if profile else ({}, [])
+    loop.end()
+    itemsize = model.activation.itemsize
+    floor = step_floor(model.geometry, model.format_of, case, itemsize)
+    return StepResult(
+        model=model, case=case, time=time, floor=floor, floor_us=floor.total / bandwidth * 1e6,
+        state_bytes=slot_state_bytes(model.geometry, case, model.activation), breakdown=parts, kernels=kernels,
+        peak_bytes=torch.cuda.max_memory_allocated() if model.device.type == "cuda" else 0,
+    )  # fmt: skip

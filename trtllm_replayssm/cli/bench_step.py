@@ -1,0 +1,134 @@
+"""`trtllm-replayssm bench step`: whole decode and verify steps of a model, replay beside conventional."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from pathlib import Path
+from typing import IO, Any
+
+from trtllm_replayssm.cli.options import add_replay_options, replay_config
+from trtllm_replayssm.dtypes import ActivationDtype
+from trtllm_replayssm.errors import ConfigError
+from trtllm_replayssm.weights.presets import preset_names
+
+_DESCRIPTION = """Times whole decode steps (T = 1) and verify steps by replay of one CUDA graph each: forward pass,
+argmax, acceptance forced to a mean, commit and the next step's inputs, flushes of full windows included, rows at all
+places of their windows. A preset has random parameters in the public checkpoint's formats; keys, values and states are
+random as well, and no drafting head runs. Layers of a preset are measured with a vocabulary of 1,024 ids. Both caches
+run one after another in one process."""
+
+
+def add_command(kinds: Any) -> None:
+    """Register the command."""
+    step = kinds.add_parser(
+        "step", help="whole decode and verify steps of a model", description=_DESCRIPTION,
+        epilog=f"Presets: {', '.join(preset_names())}",
+    )  # fmt: skip
+    step.add_argument("model", help="a preset, or a checkpoint directory")
+    step.add_argument("--batch", default="1,32,256", help="rows of a step, comma separated (default 1,32,256)")
+    step.add_argument("--tokens", default="1,4", help="tokens of a step, comma separated (default 1,4)")
+    step.add_argument("--state-cache", default="conventional,replay", help="which, comma separated (default both)")
+    step.add_argument("--context", type=int, default=512, help="committed tokens of every sequence (default 512)")
+    step.add_argument(
+        "--forced-acceptance", type=float, default=3.4, metavar="MEAN",
+        help="tokens that a step of several commits on average (default 3.4, at most its tokens)",
+    )  # fmt: skip
+    step.add_argument("--layers", metavar="A-B", help="of a preset: only these layers, both ends kept")
+    step.add_argument(
+        "--largest", action="store_true", help="also the largest batch that the memory holds, for each cache"
+    )
+    step.add_argument("--rounds", type=int, default=5, help="timed blocks of as many steps as a window (default 5)")
+    step.add_argument(
+        "--breakdown", default="256", metavar="ROWS", help="profile these batches by kernel, comma separated, or none"
+    )
+    step.add_argument("--activation", choices=[d.value for d in ActivationDtype], default="bfloat16")
+    step.add_argument("--device", default="cuda")
+    step.add_argument("--json", type=Path, metavar="FILE", help="also write one JSON object a line")
+    step.add_argument("--png", type=Path, metavar="FILE", help="draw the breakdown")
+    add_replay_options(step)
+    step.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure and print."""
+    if arguments.json is None:
+        rows = _measure(arguments, None)
+    else:
+        with arguments.json.open("w", encoding="utf-8") as lines:
+            rows = _measure(arguments, lines)
+    if arguments.png is not None:
+        from trtllm_replayssm.bench.step.plot import draw_steps
+
+        if not draw_steps(rows, arguments.png):
+            print("no step was profiled: nothing to draw")
+    return 0
+
+
+def _measure(arguments: argparse.Namespace, lines: IO[str] | None) -> list[dict[str, Any]]:
+    from trtllm_replayssm.bench.machine import describe
+    from trtllm_replayssm.bench.step.cases import Schedule
+    from trtllm_replayssm.bench.step.model import step_model
+    from trtllm_replayssm.bench.step.report import line, ratios
+    from trtllm_replayssm.bench.step.run import run_cases
+    from trtllm_replayssm.bench.timing import copy_bandwidth
+    from trtllm_replayssm.runtime.session.device import usable_device
+
+    device = usable_device(arguments.device)
+    machine = describe(device)
+    bandwidth = copy_bandwidth(device)
+    model = step_model(arguments.model, _layers(arguments.layers), ActivationDtype(arguments.activation), device)
+    schedule = Schedule(warm_up=arguments.window, block=arguments.window, rounds=arguments.rounds)
+    profiled = set() if arguments.breakdown == "none" else set(_numbers("breakdown", arguments.breakdown))
+    rows: list[dict[str, Any]] = []
+
+    def write(fields: dict[str, Any]) -> None:
+        rows.append({**fields, "copy_TBs": round(bandwidth * 1e-12, 3), **machine})
+        print(line(fields), flush=True)
+        if lines is not None:
+            lines.write(json.dumps(rows[-1]) + "\n")
+            lines.flush()
+
+    print(", ".join(f"{name} {value}" for name, value in machine.items()), f"copy {bandwidth * 1e-12:.3f} TB/s")
+    for result in run_cases(
+        model, _cases(arguments, model, schedule), schedule, bandwidth, profiled=lambda case: case.rows in profiled
+    ):
+        write(result.fields())
+    for fields in list(ratios(rows)):
+        write(fields)
+    return rows
+
+
+def _cases(arguments: argparse.Namespace, model: Any, schedule: Any) -> list[Any]:
+    from trtllm_replayssm.bench.step.cases import LARGEST, StepCase
+    from trtllm_replayssm.bench.step.largest import largest_rows
+
+    cases, largest = [], []
+    for tokens in _numbers("tokens", arguments.tokens):
+        replay = replay_config(arguments, tokens)
+        accepted = 1.0 if tokens == 1 else min(arguments.forced_acceptance, float(tokens))
+        for cache in arguments.state_cache.split(","):
+            shared = {
+                "cache": cache, "tokens": tokens, "accepted": accepted, "context": arguments.context, "replay": replay
+            }  # fmt: skip
+            cases += [StepCase(rows=rows, **shared) for rows in _numbers("batch", arguments.batch)]
+            if arguments.largest:
+                one = StepCase(rows=1, role=LARGEST, **shared)
+                largest.append(StepCase(rows=largest_rows(model, one, schedule), role=LARGEST, **shared))
+    return cases + largest
+
+
+def _numbers(option: str, text: str) -> list[int]:
+    if not re.fullmatch(r"[1-9]\d*(,[1-9]\d*)*", text):
+        raise ConfigError("bench step", f"--{option}", expected="positive integers, comma separated", got=repr(text))
+    return [int(number) for number in text.split(",")]
+
+
+def _layers(text: str | None) -> tuple[int, int] | None:
+    if text is None:
+        return None
+    match = re.fullmatch(r"(\d+)-(\d+)", text)
+    if match is None:
+        raise ConfigError("bench step", "layers", expected='FIRST-LAST, such as "0-7"', got=repr(text))
+    return int(match[1]), int(match[2])

@@ -1,0 +1,67 @@
+"""How many bytes a model's parameters take on a device, and how many of them a step reads."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from trtllm_replayssm.dtypes import FP4_BLOCK
+from trtllm_replayssm.models import model_of
+from trtllm_replayssm.params import ParamRole, ParamSpec
+from trtllm_replayssm.shapes import ModelGeometry
+from trtllm_replayssm.weights.checkpoint import Checkpoint
+from trtllm_replayssm.weights.matrix import MatrixFormat
+
+FormatOf = Callable[[str], MatrixFormat]
+_ITEMSIZE = {MatrixFormat.BF16: 2, MatrixFormat.F16: 2, MatrixFormat.F32: 4, MatrixFormat.FP8: 1}
+
+
+def stored_bytes(shape: tuple[int, ...], fmt: MatrixFormat) -> int:
+    """Elements and block scales of matrices [..., out, in]; one scale per matrix is left out."""
+    elements = math.prod(shape)
+    if fmt is MatrixFormat.NVFP4:
+        return elements // 2 + elements // FP4_BLOCK
+    return elements * _ITEMSIZE[fmt]
+
+
+def parameter_bytes(spec: ParamSpec, format_of: FormatOf, activation: int) -> int:
+    """A parameter as a session holds it on a GPU; activation: bytes of an element of the dense matrices.
+
+    Experts keep the format of the checkpoint; routers, vectors and convolutions are float32.
+    """
+    if spec.role is ParamRole.EXPERTS:
+        return stored_bytes(spec.shape, format_of(spec.name))
+    dense = spec.role in (ParamRole.LINEAR, ParamRole.EMBEDDING)
+    return math.prod(spec.shape) * (activation if dense else 4)
+
+
+def model_bytes(geometry: ModelGeometry, format_of: FormatOf, activation: int) -> int:
+    """All parameters, a drafting head's included, as a session holds them on a GPU."""
+    specs = model_of(geometry).parameters(geometry)
+    return sum(parameter_bytes(spec, format_of, activation) for spec in specs)
+
+
+def checkpoint_bytes(checkpoint: Checkpoint, activation: int) -> int:
+    """All parameters of a checkpoint, as a session holds them on a GPU."""
+    return model_bytes(checkpoint.geometry, lambda name: checkpoint.storage(name)[0].format, activation)
+
+
+def step_weight_bytes(geometry: ModelGeometry, format_of: FormatOf, activation: int, tokens: int) -> float:
+    """Bytes of parameters that one pass of `tokens` tokens must read, each once; the drafting head's are left out.
+
+    Of an embedding table only the tokens' rows, unless it is the output head as well; of experts those that tokens
+    choose, if every choice is equally likely: E (1 - (1 - k / E)^tokens) of E.
+    """
+    total = 0.0
+    for spec in model_of(geometry).parameters(geometry):
+        size = parameter_bytes(spec, format_of, activation)
+        if spec.name.startswith("mtp."):
+            continue
+        if spec.role is ParamRole.EXPERTS:
+            assert geometry.moe is not None
+            total += size * (1.0 - (1.0 - geometry.moe.top_k / geometry.moe.experts) ** tokens)
+        elif "embed" in spec.name and not geometry.tie_embeddings:
+            total += min(tokens / spec.shape[0], 1.0) * size
+        else:
+            total += size
+    return total
