@@ -14,9 +14,9 @@ from trtllm_replayssm.errors import ConfigError
 from trtllm_replayssm.runtime.prefix.settings import DEFAULT_BLOCK
 
 _LOG = logging.getLogger(__name__)
-_AUTO = "auto"
+AUTO = "auto"
 MAX_DRAFTS = MAX_STEP_TOKENS - 1  # a step holds the base token and its drafts
-_STATE_DTYPES = {_AUTO: None, "float32": StateFormat.FLOAT32, "float16": StateFormat.FLOAT16, "fp8": StateFormat.FP8}
+STATE_DTYPES = {AUTO: None, "float32": StateFormat.FLOAT32, "float16": StateFormat.FLOAT16, "fp8": StateFormat.FP8}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,7 @@ class KvCacheConfig:
 
     max_tokens: int | None = None
     free_gpu_memory_fraction: float = 0.9
-    mamba_ssm_cache_dtype: str = _AUTO
+    mamba_ssm_cache_dtype: str = AUTO
     mamba_ssm_stochastic_rounding: bool = True
     enable_block_reuse: bool = False
     tokens_per_block: int = DEFAULT_BLOCK
@@ -51,9 +51,9 @@ class KvCacheConfig:
             raise ConfigError(
                 "KvCacheConfig", "free_gpu_memory_fraction", expected="in (0, 1]", got=self.free_gpu_memory_fraction
             )
-        if self.mamba_ssm_cache_dtype not in _STATE_DTYPES:
+        if self.mamba_ssm_cache_dtype not in STATE_DTYPES:
             raise ConfigError(
-                "KvCacheConfig", "mamba_ssm_cache_dtype", expected=sorted(_STATE_DTYPES), got=self.mamba_ssm_cache_dtype
+                "KvCacheConfig", "mamba_ssm_cache_dtype", expected=sorted(STATE_DTYPES), got=self.mamba_ssm_cache_dtype
             )
         if self.reuse_outputs and not self.enable_block_reuse:
             raise ConfigError("KvCacheConfig", "reuse_outputs", expected="False without enable_block_reuse", got=True)
@@ -129,11 +129,11 @@ def resolve_replay(replay: ReplayConfig | None, cache: KvCacheConfig, draft_len:
             recurrence=_recurrence(cache.mamba_ssm_cache_dtype, state_dtype),
             recurrence_rounding=Rounding.STOCHASTIC if cache.mamba_ssm_stochastic_rounding else Rounding.NEAREST,
         )
-    elif cache.mamba_ssm_cache_dtype != _AUTO:
+    elif cache.mamba_ssm_cache_dtype != AUTO:
         raise ConfigError(
             "LLM",
             "mamba_ssm_cache_dtype",
-            expected=f"{_AUTO!r} when replay_config sets the format ({replay.recurrence.value})",
+            expected=f"{AUTO!r} when replay_config sets the format ({replay.recurrence.value})",
             got=cache.mamba_ssm_cache_dtype,
         )
     if replay.recurrence is not StateFormat.FLOAT32 and replay.recurrence_rounding is Rounding.NEAREST:
@@ -141,16 +141,19 @@ def resolve_replay(replay: ReplayConfig | None, cache: KvCacheConfig, draft_len:
             "recurrent state: %s rounded to nearest is biased and drifts with length (window %d: at every flush); "
             "stochastic rounding does not", replay.recurrence.value, replay.window,
         )  # fmt: skip
+    reads = "" if replay.read is None else f", read in {replay.read.value}"
+    own = replay.recurrence.value == state_dtype
+    origin = "as the checkpoint's configuration says" if own else f"not {state_dtype} as the checkpoint's configuration"
+    _LOG.info("recurrent state: %s%s, %s", replay.recurrence.value, reads, origin)
     return replace(replay, max_step_tokens=1 + draft_len)
 
 
 def _recurrence(asked: str, state_dtype: str) -> StateFormat:
-    explicit = _STATE_DTYPES[asked]
+    explicit = STATE_DTYPES[asked]
     if explicit is not None:
         return explicit
-    found = _STATE_DTYPES.get(state_dtype)
+    found = STATE_DTYPES.get(state_dtype)
     if found is None:
         _LOG.warning("recurrent state: the checkpoint asks for %s, which is not built; float32 is used", state_dtype)
         return StateFormat.FLOAT32
-    _LOG.info("recurrent state: %s, as the checkpoint's configuration says", found.value)
     return found

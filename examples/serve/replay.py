@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 def requests_of(path: Path, model: str, *, keep_going: bool) -> list[dict[str, Any]]:
     """Request bodies of a data set; keep_going: generate all output_tokens, whatever the model's end token says."""
     bodies = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), start=1):
         if not line.strip():
             continue
         entry = json.loads(line)

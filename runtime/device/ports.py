@@ -1,13 +1,29 @@
-"""What a device loop asks of a session: a decode step over static tensors, and a way to capture it."""
+"""What a device loop asks of a session: a decode step over static tensors, its drafting head, a way to record both."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
 
 from trtllm_replayssm.graph import ModelOutput
 from trtllm_replayssm.runtime.device.registers import Registers
+
+
+class DraftedPort(Protocol):
+    """What a drafting head gives: logits [B, V] float32; hidden [B, 1, hidden], to continue from."""
+
+    @property
+    def logits(self) -> Tensor:
+        """Of each row's draft."""
+        ...
+
+    @property
+    def hidden(self) -> Tensor:
+        """What the draft after it continues from."""
+        ...
 
 
 class StepPort(Protocol):
@@ -28,6 +44,21 @@ class StepPort(Protocol):
         """Commit the first accepted [B] tokens of each row."""
         ...
 
+    def draft(self, num_tokens: Tensor, start: Tensor, next_ids: Tensor, hidden: Tensor) -> DraftedPort:
+        """Run the head over num_tokens [B] pairs of each row: next_ids [B, t] and hidden [B, t, hidden] from position
+        start [B] on. A row without pairs touches nothing.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Committed:
+    """What a step has committed: emitted [B] of tokens [B, T]; hidden [B, T, hidden] of the tokens that it ran."""
+
+    tokens: Tensor
+    emitted: Tensor
+    hidden: Tensor
+
 
 class DraftPort(Protocol):
     """A drafter whose work is part of the step."""
@@ -42,9 +73,17 @@ class DraftPort(Protocol):
         """Positions of a request's text that it reads, 0 for none."""
         ...
 
-    def propose(self, registers: Registers, row: Tensor, room: Tensor) -> None:
+    def propose(self, registers: Registers, row: Tensor, room: Tensor, port: StepPort, done: Committed) -> None:
         """Write draft and draft_count of register rows [B]: at most room [B] drafts each.
 
         Called when the registers hold the step's outcome and the session has committed it.
         """
+        ...
+
+
+class Graphs(Protocol):
+    """How work is recorded: `session.capture.GraphPool`."""
+
+    def captured(self, work: Callable[[], None]) -> Callable[[], None]:
+        """The work as one launch; the work itself where nothing is recorded. May run it: rows must be padding."""
         ...

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from trtllm_replayssm.runtime.device.ports import Committed, StepPort
 from trtllm_replayssm.runtime.device.registers import Registers
 
 
@@ -39,7 +40,7 @@ class PromptLookup:
         self.positions = positions
         self._max_ngram = max_matching_ngram_size
 
-    def propose(self, registers: Registers, row: Tensor, room: Tensor) -> None:
+    def propose(self, registers: Registers, row: Tensor, room: Tensor, port: StepPort, done: Committed) -> None:
         """See `DraftPort.propose`."""
         drafts, found = lookup(registers.history[row], registers.length[row], self._max_ngram, self.max_draft_len)
         registers.draft[row] = drafts

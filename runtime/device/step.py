@@ -11,7 +11,7 @@ from torch import Tensor
 
 from trtllm_replayssm.runtime.device.acceptance import Verdict, agreed, cut
 from trtllm_replayssm.runtime.device.entry import SamplingMode
-from trtllm_replayssm.runtime.device.ports import DraftPort, StepPort
+from trtllm_replayssm.runtime.device.ports import Committed, DraftPort, StepPort
 from trtllm_replayssm.runtime.device.registers import Registers
 from trtllm_replayssm.runtime.device.sampling import pick
 
@@ -46,13 +46,15 @@ class DeviceStep:
         num_tokens = torch.where(alive, 1 + draft_count, 0)
         port.num_tokens.copy_(num_tokens)
         port.ids.copy_(torch.cat([registers.last[row][:, None], drafts], 1))
-        tokens, finite = pick(port.forward().logits, registers, row, self._mode)
+        output = port.forward()
+        tokens, finite = pick(output.logits, registers, row, self._mode)
         broken = (~finite & (self._place < num_tokens[:, None])).any(-1)
         verdict = cut(tokens, agreed(tokens, drafts, draft_count), alive, broken, registers, row)
         port.commit(verdict.emitted)
         self._advance(row, tokens, verdict)
         if self._drafter is not None:
-            self._drafter.propose(registers, row, (registers.room[row] - 1).clamp(min=0))
+            room = (registers.room[row] - 1).clamp(min=0)
+            self._drafter.propose(registers, row, room, port, Committed(tokens, verdict.emitted, output.hidden))
         self.report.copy_(torch.cat([tokens, torch.stack([verdict.emitted, num_tokens, broken.long()], 1)], 1))
 
     def _advance(self, row: Tensor, tokens: Tensor, verdict: Verdict) -> None:

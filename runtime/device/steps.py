@@ -7,26 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from trtllm_replayssm.errors import ContractError
 from trtllm_replayssm.runtime.device.entry import DeviceEntry, RowReport, SamplingMode
-from trtllm_replayssm.runtime.device.ports import DraftPort, StepPort
+from trtllm_replayssm.runtime.device.ports import DraftPort, Graphs, StepPort
 from trtllm_replayssm.runtime.device.registers import Registers
 from trtllm_replayssm.runtime.device.step import DeviceStep
 
 IN_FLIGHT = 2
-
-
-class Graphs(Protocol):
-    """How work is captured: `session.capture.GraphPool`."""
-
-    def captured(self, work: Callable[[], None]) -> Callable[[], None]:
-        """The work as one launch; the work itself where nothing is captured."""
-        ...
 
 
 @dataclass(frozen=True)

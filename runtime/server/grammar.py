@@ -12,6 +12,8 @@ from trtllm_replayssm.errors import RequestError, UnsupportedError
 from trtllm_replayssm.runtime.server.grammar_worker import compile_schema, describe_tokens, load_compiler, reason
 from trtllm_replayssm.runtime.text.token_bytes import TokenBytes
 
+_SPACE = 0x20  # the first character that JSON allows in a string
+
 
 class GrammarMask:
     """The mask of one choice. After the grammar's end only end tokens are allowed."""
@@ -72,8 +74,12 @@ class Grammars:
             ) from error  # fmt: skip
         if not end_ids:
             raise UnsupportedError("request", "response_format", expected="a model with an end token", got="none")
-        # A special token is no text: b"" keeps it out of every grammar.
-        pieces = [b"" if i in tokens.special else tokens.of(i) for i in range(min(num_tokens, vocab))]
+        # b"" keeps a token out of every grammar: special ones are no text, and JSON on one line has no control
+        # characters, which the compiler lets through in strings of a bounded length.
+        pieces = [
+            b"" if i in tokens.special or min(tokens.of(i), default=0) < _SPACE else tokens.of(i)
+            for i in range(min(num_tokens, vocab))
+        ]
         self.tokenizer = describe_tokens(pieces, vocab, end_ids)
         self._compiler = load_compiler(self.tokenizer)
         self._matcher = xgrammar.GrammarMatcher

@@ -7,7 +7,7 @@ too: which of the two should win is nothing to guess.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,7 +15,7 @@ from trtllm_replayssm.config import ReplayConfig
 from trtllm_replayssm.dtypes import Rounding, StateFormat
 from trtllm_replayssm.errors import ConfigError, UnsupportedError
 from trtllm_replayssm.runtime.llm import KvCacheConfig, MTPDecodingConfig, NGramDecodingConfig
-from trtllm_replayssm.runtime.options import SpeculativeConfig, config_from_mapping
+from trtllm_replayssm.runtime.options import AUTO, STATE_DTYPES, SpeculativeConfig, config_from_mapping
 from trtllm_replayssm.runtime.server.limits import Limits
 
 _PLAIN = ("max_batch_size", "max_num_tokens", "max_seq_len", "dtype", "tokenizer")
@@ -42,8 +42,19 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     """The mapping in a YAML file; empty for an empty file. Raises ConfigError; needs PyYAML."""
     import yaml
 
+    class Once(yaml.SafeLoader):  # type: ignore[misc]  # the package has no types
+        """Refuses a key that stands twice in a mapping, of which the last would win."""
+
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            """See the base class."""
+            names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+            twice = next((name for i, name in enumerate(names) if name in names[:i] and name != "<<"), None)
+            if twice is not None:
+                raise yaml.constructor.ConstructorError(None, None, f"the key {twice!r} twice", node.start_mark)
+            return super().construct_mapping(node, deep)
+
     try:
-        values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        values = yaml.load(Path(path).read_text(encoding="utf-8"), Once)
     except (yaml.YAMLError, ValueError) as error:  # ValueError: a date that does not exist, bytes that are no UTF-8
         raise ConfigError("serve", str(path), expected="YAML", got=" ".join(str(error).split())) from error
     if values is None:
@@ -84,14 +95,19 @@ def resolve(values: Mapping[str, Any]) -> Launch:
     for name, kind in _ENGINE.items():
         if ours.get(name) is not None:
             options[name] = _typed(f"replayssm.{name}", ours[name], kind)
+    cache = KvCacheConfig()
     if values.get("kv_cache_config") is not None:
-        options["kv_cache_config"] = _config(KvCacheConfig, _mapping("kv_cache_config", values["kv_cache_config"]))
+        cache = options["kv_cache_config"] = _config(
+            KvCacheConfig, _mapping("kv_cache_config", values["kv_cache_config"])
+        )
     speculative = _speculative(values.get("speculative_config"), ours)
     if speculative is not None:
         options["speculative_config"] = speculative
-    replay = _replay(ours)
+    replay = _replay(ours, cache)
     if replay is not None:
         options["replay_config"] = replay
+        if ours.get("recurrence") is None and "kv_cache_config" in options:
+            options["kv_cache_config"] = replace(cache, mamba_ssm_cache_dtype=AUTO)
     return Launch(options=options, limits=_limits(_mapping("replayssm.limits", ours.get("limits"))))
 
 
@@ -143,8 +159,11 @@ def _typed(name: str, value: Any, kind: type[_Value]) -> _Value:
     return value
 
 
-def _replay(ours: Mapping[str, Any]) -> ReplayConfig | None:
-    """The recurrent state's settings, None when the file leaves them to the model and the cache settings."""
+def _replay(ours: Mapping[str, Any], cache: KvCacheConfig) -> ReplayConfig | None:
+    """The recurrent state's settings, None when the file leaves them to the model and the cache settings.
+
+    cache: names the format where `replayssm` has settings and no recurrence; what neither names is float32.
+    """
     given: dict[str, Any] = {
         name: _typed(f"replayssm.{name}", ours[name], kind)
         for name, kind in _REPLAY.items()
@@ -154,6 +173,11 @@ def _replay(ours: Mapping[str, Any]) -> ReplayConfig | None:
         return None
     if "rounding" in given:
         given["recurrence_rounding"] = given.pop("rounding")
+    format_of_cache = STATE_DTYPES[cache.mamba_ssm_cache_dtype]
+    if "recurrence" not in given and format_of_cache is not None:
+        given["recurrence"] = format_of_cache
+        if not cache.mamba_ssm_stochastic_rounding:
+            given.setdefault("recurrence_rounding", Rounding.NEAREST)
     return ReplayConfig(**given)
 
 

@@ -6,11 +6,11 @@ import json
 
 from trtllm_replayssm.errors import RequestError
 from trtllm_replayssm.runtime.server.grammar_worker import ANY_OBJECT
+from trtllm_replayssm.runtime.server.keywords import require_kept
 from trtllm_replayssm.runtime.server.protocol.common import ResponseFormat
 
 MAX_DEPTH = 64
 MAX_NODES = 1 << 13  # values of any kind; what they cost to compile is bounded by time
-_DATA = frozenset({"const", "enum", "default", "examples"})  # their values are no schemas
 
 
 def is_guided(wanted: ResponseFormat | None) -> bool:
@@ -26,26 +26,11 @@ def schema_text(wanted: ResponseFormat, limit: int) -> str:
         raise RequestError("request", "response_format", expected="json_schema beside its type", got="none")
     schema = wanted.json_schema.schema_
     _require_small(schema)
-    _require_local(schema)
+    require_kept(schema)
     text = json.dumps(schema)
     if len(text) > limit:
         raise RequestError("request", "response_format", expected=f"at most {limit} bytes", got=len(text))
     return text
-
-
-def _require_local(schema: object) -> None:
-    """Raise RequestError for a reference to another document: the compiler would take it for "anything"."""
-    todo = [schema]
-    while todo:
-        item = todo.pop()
-        if isinstance(item, dict):
-            target = item.get("$ref")
-            if isinstance(target, str) and not target.startswith("#"):
-                expected = "references within the schema (#...)"
-                raise RequestError("request", "response_format", expected=expected, got=repr(target[:100]))
-            todo.extend(value for name, value in item.items() if name not in _DATA)
-        elif isinstance(item, list):
-            todo.extend(item)
 
 
 def _require_small(value: object) -> None:

@@ -19,6 +19,8 @@ Result = TypeVar("Result")
 DONE = "data: [DONE]\n\n"
 EVENTS = b"text/event-stream; charset=utf-8"
 _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # no proxy may hold events back
+# Line ends of Unicode that JSON need not escape, and at which some clients split a stream's lines.
+_LINE_ENDS = str.maketrans({mark: f"\\u{ord(mark):04x}" for mark in "\x85\u2028\u2029"})
 CLIENT_CLOSED = 499  # nobody reads it; access logs show it
 
 
@@ -26,10 +28,10 @@ class ClientGoneError(ReplaySSMError):
     """The client closed its connection before the answer was ready."""
 
 
-def event(part: BaseModel, *, name: str | None = None, leave_out: frozenset[str] = frozenset()) -> str:
-    """One server-sent event. leave_out: fields that this stream does not have."""
-    head = "" if name is None else f"event: {name}\n"
-    return f"{head}data: {part.model_dump_json(exclude=set(leave_out))}\n\n"
+def event(part: BaseModel, *, leave_out: frozenset[str] = frozenset()) -> str:
+    """One server-sent event, its data on one line. leave_out: fields that this stream does not have."""
+    data = part.model_dump_json(exclude=set(leave_out))
+    return f"data: {data if data.isascii() else data.translate(_LINE_ENDS)}\n\n"
 
 
 def error_event(content: dict[str, Any]) -> bytes:

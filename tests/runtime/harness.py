@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tests.runtime.fake_session import FakeSession, Model, geometry, hash_model, script_model
+from tests.runtime.fake_steps import device_steps
 from trtllm_replayssm.config import ReplayConfig
 from trtllm_replayssm.runtime.engine import Engine, EngineConfig
 from trtllm_replayssm.runtime.outputs import CompletionOutput, RequestOutput, request_output
@@ -108,8 +109,9 @@ def bench(
     drafter: Drafter | None = None,
     prefix: PrefixConfig | None = None,
     max_preempted: int | None = None,
+    ahead: bool = False,
 ) -> Bench:
-    """An engine in debug mode. kind: one of DRAFTERS, unless a drafter is given."""
+    """An engine in debug mode. kind: one of DRAFTERS, unless a drafter is given; ahead: with a device loop."""
     session = FakeSession(
         model or hash_model(vocab),
         slots=slots,
@@ -134,7 +136,8 @@ def bench(
         prefix=prefix,
         max_preempted=max_preempted,
     )
-    return Bench(Engine(session, drafter or drafters[kind], tokenizer, config), session)
+    steps = device_steps(session, kind, draft_len) if ahead else None
+    return Bench(Engine(session, drafter or drafters[kind], tokenizer, config, steps), session)
 
 
 def scripted(

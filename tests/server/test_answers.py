@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 import time
 
@@ -13,6 +14,7 @@ from trtllm_replayssm.runtime.server.errors import OverloadedError
 from trtllm_replayssm.runtime.server.offload import Workers
 from trtllm_replayssm.runtime.server.protocol.common import Usage
 from trtllm_replayssm.runtime.server.protocol.completions import Completion, CompletionChoice
+from trtllm_replayssm.runtime.server.stream import event
 
 
 @pytest.mark.parametrize("count", [0, 1, 5])
@@ -22,6 +24,13 @@ def test_pieces_make_the_whole(count: int) -> None:
     shell = Completion(id=text, created=1, model=text, choices=[], usage=Usage.of(1, 2, 0))
     whole = shell.model_copy(update={"choices": choices})
     assert whole_json(shell, iter(choices)) == whole.model_dump_json()
+
+
+@pytest.mark.parametrize("text", ["a\u2028b", "\u2029", "\x85\x0b\x0c\x1c\x1d\x1e\r\n", "é\u2028 €"])
+def test_an_event_is_one_line_however_a_client_splits_lines(text: str) -> None:
+    part = CompletionChoice(index=0, text=text, finish_reason=None)
+    (line,) = [line for line in event(part).splitlines() if line]
+    assert json.loads(line.removeprefix("data: "))["text"] == text
 
 
 def test_workers_run_few_at_a_time_in_turn_and_refuse_the_rest() -> None:

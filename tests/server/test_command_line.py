@@ -81,11 +81,13 @@ def test_a_shell_script_with_curl_alone_reaches_every_endpoint(served: Process) 
 def test_a_data_set_of_json_lines_is_replayed(served: Process, tmp_path: Path) -> None:
     lines: list[dict[str, Any]] = [{"task_id": i, "prompt": f"{i} and", "output_tokens": 4 + i} for i in range(8)]
     lines.append({"task_id": 8, "input_ids": [5, 6, 7], "output_tokens": 9})
-    (tmp_path / "data.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    lines.append({"task_id": 9, "prompt": "one\u2028line\u0085", "output_tokens": 4})
+    text = "\r\n".join(json.dumps(line, ensure_ascii=False) for line in lines)
+    (tmp_path / "data.jsonl").write_text(text, encoding="utf-8", newline="")
     command = [sys.executable, str(EXAMPLES / "serve" / "replay.py"), served.url, str(tmp_path / "data.jsonl")]
     done = subprocess.run([*command, "--api-key", KEY], capture_output=True, text=True, timeout=120, check=False)
     report = json.loads(done.stdout)
-    assert done.returncode == 0 and report["failed"] == 0 and report["requests"] == 9
+    assert done.returncode == 0 and report["failed"] == 0 and report["requests"] == 10
     assert report["output_tokens"] == sum(line["output_tokens"] for line in lines)
     assert report["total_seconds"]["p99"] >= report["first_seconds"]["p50"] > 0
 

@@ -100,6 +100,20 @@ def test_what_does_not_act_is_refused_by_name(values: dict[str, Any], named: str
     assert isinstance(caught.value, (ConfigError, UnsupportedError))
 
 
+def test_the_state_format_of_the_cache_settings_goes_together_with_our_own() -> None:
+    cache = {"mamba_ssm_cache_dtype": "float16", "mamba_ssm_stochastic_rounding": False, "max_tokens": 9}
+    options = resolve({"kv_cache_config": cache, "replayssm": {"window": 8, "read": "fp8"}}).options
+    assert options["kv_cache_config"].max_tokens == 9
+    replay = resolve_replay(options["replay_config"], options["kv_cache_config"], 3, "float32")
+    assert replay == ReplayConfig(
+        window=8, max_step_tokens=4, recurrence=StateFormat.FLOAT16, recurrence_rounding=Rounding.NEAREST,
+        read=StateFormat.FP8,
+    )  # fmt: skip
+    both = resolve({"kv_cache_config": cache, "replayssm": {"recurrence": "fp8"}}).options
+    with pytest.raises(ConfigError, match="mamba_ssm_cache_dtype"):
+        resolve_replay(both["replay_config"], both["kv_cache_config"], 3, "float32")
+
+
 def test_a_flag_and_the_file_must_not_disagree() -> None:
     file = {"max_batch_size": 8, "kv_cache_config": {"max_tokens": 100}}
     cache = {"free_gpu_memory_fraction": 0.5}
@@ -110,6 +124,21 @@ def test_a_flag_and_the_file_must_not_disagree() -> None:
     }  # fmt: skip
     with pytest.raises(ConfigError, match="max_batch_size"):
         merge(file, {"max_batch_size": 4})
+
+
+TWICE = ("max_batch_size: 1\nmax_batch_size: 2", "replayssm: {window: 8}\nreplayssm: {}", "a: {b: 1, 'b': 1}")
+
+
+@pytest.mark.parametrize("text", TWICE)
+def test_a_key_that_stands_twice_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "twice.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=r"twice\.yaml.*twice"):
+        read_yaml(tmp_path / "twice.yaml")
+
+
+def test_an_anchor_may_be_merged(tmp_path: Path) -> None:
+    (tmp_path / "anchor.yaml").write_text("a: &a {x: 1}\nb: {<<: *a, x: 2}")
+    assert read_yaml(tmp_path / "anchor.yaml") == {"a": {"x": 1}, "b": {"x": 2}}
 
 
 @pytest.mark.parametrize("text", ["- 1", "3: x", "a: [", "\x00"])

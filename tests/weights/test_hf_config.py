@@ -160,8 +160,8 @@ def test_d01_state_dtype_is_float32_unless_the_config_names_one(caplog: pytest.L
         assert parse_config({**NEMOTRON, "mamba_ssm_cache_dtype": "float16"}, name="explicit").state_dtype == "float16"
         assert parse_config({**QWEN, "mamba_ssm_dtype": "bfloat16"}).state_dtype == "bfloat16"
     messages = [record.getMessage() for record in caplog.records]
-    assert "silent: recurrent state in float32 (the default" in messages[0]
-    assert messages[1] == "explicit: recurrent state in float16 (named by config.json)"
+    assert messages[0] == "silent: config.json asks for a recurrent state in no type; the default is float32"
+    assert messages[1] == "explicit: config.json asks for a recurrent state in float16"
 
 
 NEMOTRON_ERRORS = [

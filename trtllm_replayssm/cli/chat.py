@@ -12,6 +12,9 @@ from trtllm_replayssm.cli.chat_backends import Backend, LocalBackend, RemoteBack
 from trtllm_replayssm.errors import ReplaySSMError
 
 QUIT = frozenset({"/quit", "/exit", "/q"})
+# What a model writes may not steer the terminal: control characters are shown as pictures of themselves.
+_SHOWN = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\n\t"}
+_SHOWN |= dict.fromkeys(range(0x7F, 0xA0), 0xFFFD)
 HELP = "/quit ends, /reset forgets the conversation, /help shows this"
 
 
@@ -68,7 +71,7 @@ def converse(backend: Backend, turns: Iterator[str], system: str | None) -> None
             pieces = []
             for piece in backend.reply(messages):
                 pieces.append(piece)
-                print(piece, end="", flush=True)
+                print(piece.translate(_SHOWN), end="", flush=True)
             print(flush=True)
         except KeyboardInterrupt:
             print(" [interrupted]")

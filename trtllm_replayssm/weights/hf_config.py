@@ -66,8 +66,8 @@ def parse_config(source: str | Path | Mapping[str, Any], *, name: str | None = N
         pad_id=_token_id("pad_token_id", outer, inner, ConfigReader(generation), vocab),
     )
     _LOG.info(
-        "%s: recurrent state in %s (%s)", name, geometry.state_dtype,
-        "named by config.json" if state_dtype else "the default: config.json names no mamba_ssm_cache_dtype",
+        "%s: config.json asks for a recurrent state in %s", name,
+        geometry.state_dtype if state_dtype else f"no type; the default is {geometry.state_dtype}",
     )  # fmt: skip
     return geometry
 

@@ -1,0 +1,154 @@
+"""An engine whose decode rows run ahead on the device gives every request what the host's path gives it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.runtime.fake_session import hash_model
+from tests.runtime.harness import VOCAB, Bench, PieceTokenizer, bench, noisy, scripted
+from trtllm_replayssm.runtime.outputs import CompletionOutput
+
+KINDS = ("plain", "ngram", "mtp")
+PROMPTS = ([1], [3, 4, 5], [2, 7, 2, 7, 2], list(range(1, 18)))
+HEAD = noisy(hash_model(VOCAB), hash_model(VOCAB, salt=9), every=3)
+SETTINGS: list[dict[str, Any]] = [
+    {},
+    {"temperature": 0.8},
+    {"temperature": 1.2, "top_p": 0.9, "min_p": 0.02},
+    {"temperature": 0.9, "top_k": 5, "n": 3},
+    {"stop_token_ids": [3, 9]},
+    {"ignore_eos": True},
+    {"temperature": 0.8, "presence_penalty": 0.3},  # needs the host
+    {"logprobs": 2},  # needs the host
+    {"min_tokens": 9, "temperature": 1.1},  # needs the host
+]
+Answer = tuple[list[int], str, str | None, str | int | None]
+
+
+def answer(output: CompletionOutput) -> Answer:
+    return output.token_ids, output.text, output.finish_reason, output.stop_reason
+
+
+def answers(kind: str, *, ahead: bool, **options: Any) -> tuple[dict[int, list[Answer]], Bench]:
+    machine = bench(kind, head_model=HEAD, chunk=5, slots=5, ahead=ahead, **options)
+    for i, settings in enumerate(SETTINGS):
+        for prompt in PROMPTS:
+            machine.add(prompt, **{"max_tokens": 3 + 5 * i, "seed": i, **settings})
+    return {number: [answer(o) for o in done.outputs] for number, done in machine.run().items()}, machine
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("draft_len", "window"), [(1, 2), (3, 4), (3, 8)])
+def test_texts_ends_and_counters_are_those_of_the_host(kind: str, draft_len: int, window: int) -> None:
+    expected, host = answers(kind, ahead=False, draft_len=draft_len, window=window)
+    actual, ahead = answers(kind, ahead=True, draft_len=draft_len, window=window)
+    assert actual == expected
+    assert ahead.session.free_slots == host.session.free_slots == 5
+    assert ahead.session.flushes == ahead.engine.stats.flushes
+    for name in ("output_tokens", "prompt_tokens"):
+        assert getattr(ahead.engine.stats, name) == getattr(host.engine.stats, name)
+    if kind == "mtp":
+        assert ahead.engine.stats.accepted_tokens > 100
+    widest = 1 if kind == "plain" else 1 + draft_len
+    assert max(max(sizes) for sizes in ahead.session.decode_sizes) == widest
+
+
+def test_rows_are_launched_before_the_tokens_of_the_step_before_are_read() -> None:
+    machine = scripted(list(range(10, 40)), drafts=False)
+    machine = bench("plain", model=machine.session.model, vocab=64, eos_ids=(), ahead=True)
+    number = machine.add([1], max_tokens=6)
+    seen = []
+    while machine.engine.has_work:
+        machine.step()
+        output = machine.engine.output_of(number)
+        seen.append((len(machine.session.decode_sizes), 6 if output is None else output.outputs[0].length))
+    # (steps that ran, tokens that the host has): the prompt's step gives the first token
+    assert seen == [(0, 1), (1, 1), (2, 2), (3, 3), (4, 4), (5, 5), (5, 6)]
+
+
+def test_a_row_that_ends_on_the_device_moves_nothing_in_the_step_that_was_launched_behind_it() -> None:
+    script = [10, 11, 12, 13, 14, 15]
+    made = scripted(script, drafts=False)
+    machine = bench("plain", model=made.session.model, vocab=64, eos_ids=(12,), ahead=True)
+    machine.add([1], max_tokens=20)
+    done = machine.run()
+    assert done[0].outputs[0].token_ids == [10, 11, 12] and done[0].outputs[0].finish_reason == "stop"
+    assert len(machine.session.decode_sizes) == 2  # the third launch ran no tokens
+
+
+def test_a_stop_string_is_found_late_and_nothing_behind_it_is_shown() -> None:
+    tokenizer = PieceTokenizer([bytes([i]) for i in range(64)])
+    script = [ord("!") + i for i in range(20)]
+    made = scripted(script, drafts=False)
+    machine = bench("plain", model=made.session.model, vocab=64, eos_ids=(), tokenizer=tokenizer, ahead=True)
+    machine.add([1], max_tokens=20, stop="%&")
+    output = machine.run()[0].outputs[0]
+    assert (output.text, output.finish_reason, output.stop_reason) == ("!\"#$", "stop", "%&")
+    assert output.token_ids == script[:6]
+    assert len(machine.session.decode_sizes) == 6 and machine.session.free_slots == 4
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_broken_row_ends_with_an_error_and_leaves_the_others_right(kind: str) -> None:
+    results = []
+    for ahead in (False, True):
+        machine = bench(kind, head_model=HEAD, ahead=ahead)
+        healthy = machine.session.model
+
+        def sick(tokens, healthy=healthy):  # type: ignore[no-untyped-def]
+            row = healthy(tokens)
+            return np.full_like(row, np.nan) if tokens[0] == 2 and len(tokens) > 4 else row
+
+        machine.session.model = sick
+        numbers = [machine.add([2], max_tokens=20, end_id=-1), machine.add([1], max_tokens=20, end_id=-1)]
+        done = machine.run()
+        results.append([[answer(o) for o in done[n].outputs] for n in numbers])
+        assert machine.session.free_slots == 4 and "finite" in (done[numbers[0]].outputs[0].error or "")
+    assert results[0] == results[1] and results[0][0][0][2] == "error"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_moved_out_or_through_a_file_the_text_is_the_same(kind: str, tmp_path: Any) -> None:
+    settings: dict[str, Any] = {"max_tokens": 20, "temperature": 0.5, "seed": 4, "end_id": -1}
+    want = answer(bench(kind, head_model=HEAD).one([2, 7, 2, 7], **settings))
+    for when in range(1, 6):
+        machine = bench(kind, head_model=HEAD, ahead=True)
+        number = machine.add([2, 7, 2, 7], **settings)
+        for _ in range(when):
+            machine.step()
+        machine.engine.preempt(number)
+        for _ in range(2):
+            machine.step()
+        machine.engine.export_request(number, tmp_path / "request")
+        assert answer(machine.run()[number].outputs[0]) == want
+        other = bench(kind, head_model=HEAD, ahead=when % 2 == 0)
+        moved = other.engine.import_request(tmp_path / "request")
+        assert answer(other.run()[moved].outputs[0]) == want
+
+
+def test_what_ends_while_slots_are_moved_is_reported_by_the_next_step() -> None:
+    machine = bench("plain", ahead=True)
+    number, other = machine.add([1], max_tokens=2, end_id=-1), machine.add([3], max_tokens=30, end_id=-1)
+    machine.step()
+    machine.step()  # the last token of the first request is in flight
+    machine.engine.preempt(other)
+    assert machine.engine.has_work and number not in machine.done
+    machine.step()
+    assert machine.done[number].outputs[0].finish_reason == "length"
+    assert machine.run()[other].outputs[0].length == 30
+
+
+def test_a_cancelled_request_s_late_tokens_are_dropped() -> None:
+    machine = bench("ngram", ahead=True)
+    number = machine.add([1], max_tokens=20, end_id=-1)
+    for _ in range(4):
+        machine.step()
+    output = machine.engine.cancel(number)
+    assert output is not None and output.outputs[0].finish_reason == "cancelled"
+    length = output.outputs[0].length
+    later = machine.add([1], max_tokens=20, end_id=-1)
+    assert machine.run()[later].outputs[0].token_ids[:length] == output.outputs[0].token_ids
+    assert machine.session.free_slots == 4
