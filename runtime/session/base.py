@@ -103,6 +103,10 @@ class Session(Protocol):
         """Model, formats and shapes in words: snapshots go to sessions of an equal signature only."""
         ...
 
+    def warm_up(self) -> None:
+        """Make now what a step would otherwise make when it first comes. No step may await its commit."""
+        ...
+
     def allocate(self, seed: int) -> int:
         """A free slot with all its registers reset and keyed by `seed` (64 bits). Raises CapacityError when full."""
         ...

@@ -17,10 +17,12 @@ class GraphPool:
     of the pool is replayed: read it before that, or let the captured work copy it into a tensor made outside.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, *, enabled: bool = True) -> None:
+        """enabled: False: nothing is recorded on a GPU either."""
+        records = enabled and device.type == "cuda"
         self._device = device
-        self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._pool = torch.cuda.graph_pool_handle() if records else None
+        self._stream = torch.cuda.Stream(device) if records else None
 
     @property
     def records(self) -> bool:

@@ -1,4 +1,4 @@
-"""Rows of different lengths as one padded batch on the device, checked."""
+"""Rows of different lengths as one padded batch on the host, checked."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trtllm_replayssm.runtime.session.integers import integers
 
 
 def padded_rows(
-    operation: str, rows: Sequence[tuple[int, Sequence[int]]], *, vocab: int, slots: int, device: torch.device
+    operation: str, rows: Sequence[tuple[int, Sequence[int]]], *, vocab: int, slots: int
 ) -> tuple[Tensor, StepRows]:
     """(slot, tokens) of each row -> ids [B, T] int64 and the rows; tokens of padding rows (slot -1) are not read.
 
@@ -26,4 +26,4 @@ def padded_rows(
         ids[i, : len(row)] = torch.tensor(checked, dtype=torch.int64)
     slot = torch.tensor([s for s, _ in rows], dtype=torch.int64)
     counts = torch.tensor([len(t) for t in tokens])
-    return ids.to(device), step_rows(operation, slot.to(device), counts.to(device), slots, ids.shape[1])
+    return ids, step_rows(operation, slot, counts, slots, ids.shape[1])

@@ -7,6 +7,8 @@ Rows read their position from the cursors on the device, so a step can follow an
     step.slot.copy_(...); step.num_tokens.copy_(...); step.ids.copy_(...)
     logits = forward().logits                                        # appends records, may flush, moves no cursor
     step.commit(accepted)                                            # moves the cursors
+
+`draft` is the drafting head in the same manner, a function of tensors.
 """
 
 from __future__ import annotations
@@ -17,24 +19,22 @@ import torch
 from torch import Tensor
 
 from trtllm_replayssm.graph import ModelOutput
-from trtllm_replayssm.models import model_of
 from trtllm_replayssm.ops.layer_state import StepRows
 from trtllm_replayssm.ops.reference.rows import check_width
 from trtllm_replayssm.runtime.pools.state_pools import StatePools
+from trtllm_replayssm.runtime.session.network import Network
 from trtllm_replayssm.runtime.session.step_context import Phase, StepContext
-from trtllm_replayssm.runtime.session.torch_graph import TorchGraph
+from trtllm_replayssm.runtime.session.torch_graph import last_tokens
 from trtllm_replayssm.runtime.session.torch_state_ops import StateOps
-from trtllm_replayssm.runtime.session.torch_weights import TorchWeights
 
 
 @dataclass(frozen=True)
 class StepModel:
-    """What the steps of one session run over. poison: rows of tokens that do not exist become NaN (debugging)."""
+    """What the steps of one session run over."""
 
-    weights: TorchWeights
+    network: Network
     pools: StatePools
     state_ops: StateOps
-    poison: bool
 
 
 class StaticStep:
@@ -54,7 +54,6 @@ class StaticStep:
         """Raises ContractError for a width above the pool's T_max."""
         check_width("StaticStep", model.pools.replay, width)
         self._model = model
-        self._network = model_of(model.pools.geometry)
         device = model.pools.cursors.position.device
         self.batch, self.width, self._flushes = batch, width, flushes
         self.ids = torch.zeros((batch, width), dtype=torch.int64, device=device)
@@ -81,9 +80,7 @@ class StaticStep:
         """
         rows = StepRows(self.slot, self.num_tokens, self._flushes)
         ctx = StepContext(Phase.DECODE, rows, self.position(), self.width, self._last_chunk)
-        model = self._model
-        graph = TorchGraph(model.weights, model.state_ops, ctx, poison=model.poison)
-        return self._network.forward(graph, model.pools.geometry, self.ids)
+        return self._model.network.forward(ctx, self.ids)
 
     @torch.inference_mode()
     def commit(self, accepted: Tensor) -> None:
@@ -93,3 +90,28 @@ class StaticStep:
         the pools.
         """
         self._model.state_ops.commit(StepRows(self.slot, self.num_tokens, self._flushes), accepted)
+
+
+@dataclass(frozen=True)
+class Drafted:
+    """logits [B, V] float32: of each row's draft; hidden [B, 1, hidden]: what the draft after it continues from."""
+
+    logits: Tensor
+    hidden: Tensor
+
+
+@torch.inference_mode()
+def draft(model: StepModel, rows: StepRows, start: Tensor, next_ids: Tensor, hidden: Tensor) -> Drafted:
+    """Run the multi-token-prediction head over pairs (token at start + i + 1, hidden state of position start + i).
+
+    rows: num_tokens pairs of each slot, at most T of them; slot -1 or no pairs: nothing is touched, the result means
+    nothing. start [B] int64. next_ids [B, T] int64. hidden [B, T, hidden] activation type: the committed tokens' of a
+    forward pass, or for one pair a row (T = 1) the `hidden` of the last call, with start advanced by its num_tokens.
+    No host synchronisation for T <= T_max where the kernels serve the pools.
+    """
+    width = next_ids.shape[1]
+    phase = Phase.DRAFT if width <= model.pools.replay.max_step_tokens else Phase.PREFILL
+    every = torch.ones(len(next_ids), dtype=torch.bool, device=next_ids.device)
+    ctx = StepContext(phase, rows, start, width, every)
+    output = model.network.mtp_forward(ctx, next_ids, hidden)
+    return Drafted(output.logits[:, 0], last_tokens(output.hidden, ctx))

@@ -12,10 +12,13 @@ from trtllm_replayssm.ops.layer_state import StepRows
 
 
 class Phase(Enum):
-    """Which operations a forward pass runs: a prompt chunk, or a decode / verify step."""
+    """Which operations a forward pass runs: a prompt chunk, a decode / verify step, or the drafting head on at most
+    T_max pairs a row, which needs no state but keys and values.
+    """
 
     PREFILL = "prefill"
     DECODE = "decode"
+    DRAFT = "draft"
 
 
 @dataclass(frozen=True)

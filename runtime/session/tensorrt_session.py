@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from torch import Tensor
 
@@ -12,22 +12,36 @@ from trtllm_replayssm.dtypes import ActivationDtype
 from trtllm_replayssm.errors import ConfigError
 from trtllm_replayssm.graph import ModelOutput
 from trtllm_replayssm.manifest import Manifest, check_files, read_manifest, require_same
-from trtllm_replayssm.models import Model, model_of
 from trtllm_replayssm.ops.dtypes import torch_dtype
 from trtllm_replayssm.runtime.pools.state_pools import StatePools
 from trtllm_replayssm.runtime.session.device import usable_device
+from trtllm_replayssm.runtime.session.network import Network
 from trtllm_replayssm.runtime.session.step_context import StepContext
 from trtllm_replayssm.runtime.session.tensorrt_engines import PLUGIN_FLAVOUR, TensorRtEngines
 from trtllm_replayssm.runtime.session.tensorrt_ops import NativeStepOps
 from trtllm_replayssm.runtime.session.tensorrt_program import Engines, ProgramRunner
 from trtllm_replayssm.runtime.session.tensorrt_state import PluginState
 from trtllm_replayssm.runtime.session.tensorrt_weights import BundleWeights
-from trtllm_replayssm.runtime.session.torch_graph import TorchGraph
 from trtllm_replayssm.runtime.session.torch_session import TorchSession
 from trtllm_replayssm.runtime.session.torch_weights import TorchWeights
 from trtllm_replayssm.weights.checkpoint import Checkpoint
 
 MAIN, MTP = "main", "mtp"
+
+
+class ProgramNetwork:
+    """Implements `network.Network` by a bundle's programs."""
+
+    def __init__(self, programs: ProgramRunner) -> None:
+        self._programs = programs
+
+    def forward(self, ctx: StepContext, ids: Tensor) -> ModelOutput[Tensor]:
+        """See `Network.forward`."""
+        return self._programs.run(MAIN, ctx, ids, None)
+
+    def mtp_forward(self, ctx: StepContext, next_ids: Tensor, hidden: Tensor) -> ModelOutput[Tensor]:
+        """See `Network.mtp_forward`."""
+        return self._programs.run(MTP, ctx, next_ids, hidden)
 
 
 class TensorRtSession(TorchSession):
@@ -47,15 +61,9 @@ class TensorRtSession(TorchSession):
         activation = torch_dtype(ActivationDtype(manifest.build.activation))
         # native operations ask for vectors and experts only, which a bundle serves as a checkpoint does
         bundle = BundleWeights(directory, manifest.geometry)
+        self._bundle, self._manifest, self._engines = bundle, manifest, engines
         weights = TorchWeights(cast(Checkpoint, bundle), activation, pools.cursors.position.device)
-        super().__init__(weights, pools)
-        ops = NativeStepOps(pools, self._state_ops, weights)
-        plugins = None
-        if manifest.build.flavour == PLUGIN_FLAVOUR:
-            plugins = PluginState.of(pools, bundle.packed_experts(manifest.programs.values()))
-        self._programs = ProgramRunner(manifest, engines, ops, pools, plugins=plugins)
-        self._context_now: StepContext | None = None
-        self._model = Model(model_of(manifest.geometry).parameters, self._run_main, self._run_mtp)
+        super().__init__(weights, pools, cuda_graphs=None)  # programs move rows between slots with the host's help
         for slot in range(pools.pool.slots):
             self._clear_caches(slot)
 
@@ -80,17 +88,13 @@ class TensorRtSession(TorchSession):
         super().free(slot)
         self._clear_caches(slot)
 
-    def _graph(self, ctx: StepContext) -> TorchGraph:
-        self._context_now = ctx
-        return super()._graph(ctx)
-
-    def _run_main(self, graph: Any, geometry: Any, ids: Tensor) -> ModelOutput[Tensor]:
-        assert self._context_now is not None
-        return self._programs.run(MAIN, self._context_now, ids, None)
-
-    def _run_mtp(self, graph: Any, geometry: Any, ids: Tensor, hidden: Tensor) -> ModelOutput[Tensor]:
-        assert self._context_now is not None
-        return self._programs.run(MTP, self._context_now, ids, hidden)
+    def _network(self) -> Network:
+        plugins = None
+        if self._manifest.build.flavour == PLUGIN_FLAVOUR:
+            packed = self._bundle.packed_experts(self._manifest.programs.values())
+            plugins = PluginState.of(self.pools, packed)
+        ops = NativeStepOps(self.pools, self._state_ops, self._weights)
+        return ProgramNetwork(ProgramRunner(self._manifest, self._engines, ops, self.pools, plugins=plugins))
 
     def _clear_caches(self, slot: int) -> None:
         for kv in self.pools.kv.values():

@@ -130,7 +130,7 @@ class StateOps:
 
     def attention(self, ctx: StepContext, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q [B, T, Hq, D], k, v [B, T, Hkv, D]: write the slot's cache, attend causally -> [B, T, Hq * D]."""
-        serve = decode_attention if ctx.phase is Phase.DECODE else attend_rows
+        serve = attend_rows if ctx.phase is Phase.PREFILL else decode_attention
         return serve(
             q, k, v, self._pools.kv[layer], slot=ctx.rows.slot, start=ctx.start, num_tokens=ctx.rows.num_tokens
         )

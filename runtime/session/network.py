@@ -1,0 +1,50 @@
+"""One forward pass of a model over the rows of a step: what sessions differ in."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+from trtllm_replayssm.graph import ModelOutput
+from trtllm_replayssm.models import model_of
+from trtllm_replayssm.runtime.session.step_context import StepContext
+from trtllm_replayssm.runtime.session.torch_graph import TorchGraph
+from trtllm_replayssm.runtime.session.torch_state_ops import StateOps
+from trtllm_replayssm.runtime.session.torch_weights import TorchWeights
+from trtllm_replayssm.shapes import ModelGeometry
+
+
+class Network(Protocol):
+    """The main network and the multi-token-prediction head.
+
+    ids [B, T] int64 -> hidden [B, T, hidden] in the activation type, logits [B, K, vocab] float32: K = T in a decode
+    step, else 1, the row's last token.
+    """
+
+    def forward(self, ctx: StepContext, ids: Tensor) -> ModelOutput[Tensor]:
+        """The main network; appends records and writes windows and caches, moves no cursor."""
+        ...
+
+    def mtp_forward(self, ctx: StepContext, next_ids: Tensor, hidden: Tensor) -> ModelOutput[Tensor]:
+        """The head on pairs (token t + 1, hidden [B, T, hidden] of t)."""
+        ...
+
+
+class TorchNetwork:
+    """The model's description, run by torch. poison: rows of tokens that do not exist become NaN (debugging)."""
+
+    def __init__(self, geometry: ModelGeometry, weights: TorchWeights, state_ops: StateOps, *, poison: bool) -> None:
+        self._geometry, self._model = geometry, model_of(geometry)
+        self._weights, self._state_ops, self._poison = weights, state_ops, poison
+
+    def forward(self, ctx: StepContext, ids: Tensor) -> ModelOutput[Tensor]:
+        """See `Network.forward`."""
+        return self._model.forward(self._graph(ctx), self._geometry, ids)
+
+    def mtp_forward(self, ctx: StepContext, next_ids: Tensor, hidden: Tensor) -> ModelOutput[Tensor]:
+        """See `Network.mtp_forward`."""
+        return self._model.mtp_forward(self._graph(ctx), self._geometry, next_ids, hidden)
+
+    def _graph(self, ctx: StepContext) -> TorchGraph:
+        return TorchGraph(self._weights, self._state_ops, ctx, poison=self._poison)
