@@ -24,10 +24,17 @@ class GraphPool:
         self._pool = torch.cuda.graph_pool_handle() if records else None
         self._stream = torch.cuda.Stream(device) if records else None
 
+        self._count = 0
+
     @property
     def records(self) -> bool:
         """Whether captured work is a graph: then `captured` runs it `warm_ups` times."""
         return self._stream is not None
+
+    @property
+    def count(self) -> int:
+        """Graphs recorded so far."""
+        return self._count
 
     def captured(self, work: Callable[[], Result], warm_ups: int = 2) -> Callable[[], Result]:
         """The work as a call without arguments: a replay of its graph, on the stream that is current then.
@@ -52,6 +59,7 @@ class GraphPool:
             torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"),
         ):
             result = work()
+        self._count += 1
 
         def replay() -> Result:
             graph.replay()

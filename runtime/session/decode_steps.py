@@ -10,7 +10,7 @@ from torch import Tensor
 
 from trtllm_replayssm.ops.layer_state import StepRows
 from trtllm_replayssm.runtime.session.capture import GraphPool
-from trtllm_replayssm.runtime.session.graph_sizes import CudaGraphConfig
+from trtllm_replayssm.runtime.session.graph_sizes import RecordedSizes
 from trtllm_replayssm.runtime.session.logits_buffer import LogitsBuffer
 from trtllm_replayssm.runtime.session.static_step import StaticStep, StepModel
 
@@ -38,14 +38,13 @@ class DecodeSteps:
     """Steps by (batch, width), made when first needed or by `warm_up`."""
 
     def __init__(
-        self, model: StepModel, graphs: GraphPool, config: CudaGraphConfig, logits: LogitsBuffer, remember: Remember
+        self, model: StepModel, graphs: GraphPool, sizes: RecordedSizes, logits: LogitsBuffer, remember: Remember
     ) -> None:
         self._model = model
         self._graphs = graphs
-        self._config = config
+        self._sizes = sizes
         self._logits = logits
         self._remember = remember
-        self._sizes = config.sizes(model.pools.pool.slots) if graphs.records else ()
         self._ready: dict[tuple[int, int], _Ready] = {}
         self._last: _Ready | None = None
 
@@ -53,7 +52,7 @@ class DecodeSteps:
         """Record every batch size with one token a row and with T_max; the largest first, so that the others fit in
         its memory. HAZARD: no step may await its commit."""
         for width in sorted({1, self._model.pools.replay.max_step_tokens}, reverse=True):
-            for batch in reversed(self._sizes):
+            for batch in reversed(self._sizes.sizes):
                 self._find(batch, width)
 
     def run(self, ids: Tensor, rows: StepRows) -> Tensor:
@@ -81,7 +80,7 @@ class DecodeSteps:
         self._last = None
 
     def _find(self, rows: int, width: int) -> _Ready:
-        size = self._config.place(rows, self._sizes)
+        size = self._sizes.place(rows)
         batch = rows if size is None else size
         columns = width if size is None or width == 1 else self._model.pools.replay.max_step_tokens
         if (batch, columns) not in self._ready:

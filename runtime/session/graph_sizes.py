@@ -10,6 +10,20 @@ from trtllm_replayssm.errors import ConfigError
 _STRIDE = 64
 
 
+@dataclass(frozen=True, slots=True)
+class RecordedSizes:
+    """The batch sizes that a session records, ascending; padding: smaller steps run in them too."""
+
+    sizes: tuple[int, ...] = ()
+    padding: bool = True
+
+    def place(self, rows: int) -> int | None:
+        """The recorded size that a step of `rows` rows runs in; None: in none of them."""
+        if not self.padding:
+            return rows if rows in self.sizes else None
+        return next((size for size in self.sizes if size >= rows), None)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CudaGraphConfig:
     """Batch sizes to record as CUDA graphs, by TensorRT-LLM's names. Nothing is recorded without a GPU.
@@ -38,17 +52,13 @@ class CudaGraphConfig:
                 got=self.max_batch_size,
             )  # fmt: skip
 
-    def sizes(self, slots: int) -> tuple[int, ...]:
-        """The batch sizes to record in a session of `slots` slots, ascending."""
+    def recorded(self, slots: int) -> RecordedSizes:
+        """The batch sizes to record in a session of `slots` slots."""
         if self.batch_sizes is not None:
-            return tuple(sorted({min(size, slots) for size in self.batch_sizes}))
-        return batch_sizes(slots if self.max_batch_size is None else min(self.max_batch_size, slots))
-
-    def place(self, rows: int, sizes: tuple[int, ...]) -> int | None:
-        """The recorded size that a step of `rows` rows runs in; None: in none of them."""
-        if not self.enable_padding:
-            return rows if rows in sizes else None
-        return next((size for size in sizes if size >= rows), None)
+            sizes = tuple(sorted({min(size, slots) for size in self.batch_sizes}))
+        else:
+            sizes = batch_sizes(slots if self.max_batch_size is None else min(self.max_batch_size, slots))
+        return RecordedSizes(sizes, self.enable_padding)
 
 
 EVERY_BATCH = CudaGraphConfig()

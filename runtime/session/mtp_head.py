@@ -11,7 +11,7 @@ from torch import Tensor
 from trtllm_replayssm.ops.dtypes import torch_dtype
 from trtllm_replayssm.ops.layer_state import StepRows
 from trtllm_replayssm.runtime.session.capture import GraphPool
-from trtllm_replayssm.runtime.session.graph_sizes import CudaGraphConfig
+from trtllm_replayssm.runtime.session.graph_sizes import RecordedSizes
 from trtllm_replayssm.runtime.session.logits_buffer import LogitsBuffer
 from trtllm_replayssm.runtime.session.static_step import Drafted, StaticStep, StepModel, draft
 
@@ -69,11 +69,10 @@ class _Drafting:
 class MtpHead:
     """Drafts of one session. Of a model without a head it keeps nothing."""
 
-    def __init__(self, model: StepModel, graphs: GraphPool, config: CudaGraphConfig, logits: LogitsBuffer) -> None:
+    def __init__(self, model: StepModel, graphs: GraphPool, sizes: RecordedSizes, logits: LogitsBuffer) -> None:
         pools = model.pools
-        self._model, self._graphs, self._config, self._logits = model, graphs, config, logits
+        self._model, self._graphs, self._sizes, self._logits = model, graphs, sizes, logits
         self._present = bool(pools.geometry.mtp_pattern)
-        self._sizes = config.sizes(pools.pool.slots) if graphs.records and self._present else ()
         self._width = pools.replay.max_step_tokens
         shape = (pools.pool.slots + 1 if self._present else 0, self._width, pools.geometry.hidden)
         # one more entry than slots: where padding rows write
@@ -133,7 +132,7 @@ class MtpHead:
 
     def warm_up(self) -> None:
         """Record every batch size, the largest first."""
-        for batch in reversed(self._sizes):
+        for batch in reversed(self._sizes.sizes if self._present else ()):
             self._find(batch)
 
     def begin(self, ids: Tensor, rows: StepRows) -> Tensor:
@@ -174,7 +173,7 @@ class MtpHead:
         drafting.start.zero_()[:count].copy_(start)
 
     def _find(self, rows: int) -> _Drafting:
-        size = self._config.place(rows, self._sizes)
+        size = self._sizes.place(rows)
         if size is None:
             return _Drafting(self._model, self._store, rows, self._width, lambda logits: logits)
         if size not in self._recorded:

@@ -56,3 +56,8 @@ def native_ops(pools: StatePools) -> NativeOps | None:
         reason = unsupported
     _LOG.warning("decode steps run the reference operations on %s: %s", device, reason)
     return None
+
+
+def waits_for_nothing(pools: StatePools, native: NativeOps | None) -> bool:
+    """Whether a decode step runs without host synchronisation: by the kernels, without routed experts."""
+    return native is not None and pools.geometry.moe is None

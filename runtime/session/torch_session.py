@@ -24,11 +24,11 @@ from trtllm_replayssm.runtime.session.base import DecodeRow, Logits, MtpRow, Pre
 from trtllm_replayssm.runtime.session.capture import GraphPool
 from trtllm_replayssm.runtime.session.decode_steps import DecodeSteps
 from trtllm_replayssm.runtime.session.device import usable_device
-from trtllm_replayssm.runtime.session.graph_sizes import EVERY_BATCH, CudaGraphConfig
+from trtllm_replayssm.runtime.session.graph_sizes import EVERY_BATCH, CudaGraphConfig, RecordedSizes
 from trtllm_replayssm.runtime.session.integers import INT64, integers
 from trtllm_replayssm.runtime.session.logits_buffer import LogitsBuffer
 from trtllm_replayssm.runtime.session.mtp_head import MtpHead
-from trtllm_replayssm.runtime.session.native_ops import native_ops, native_prefill
+from trtllm_replayssm.runtime.session.native_ops import native_ops, native_prefill, waits_for_nothing
 from trtllm_replayssm.runtime.session.network import Network, TorchNetwork
 from trtllm_replayssm.runtime.session.padded_rows import padded_rows
 from trtllm_replayssm.runtime.session.positions import Positions
@@ -51,7 +51,7 @@ class TorchSession:
         self, weights: TorchWeights, pools: StatePools, *, debug: bool = False,
         cuda_graphs: CudaGraphConfig | None = EVERY_BATCH,
     ) -> None:  # fmt: skip
-        """cuda_graphs: what is recorded on a GPU whose kernels serve the pools; None: nothing is."""
+        """cuda_graphs: what is recorded on a GPU; steps are where the kernels serve the pools. None: nothing is."""
         self.geometry, self.replay, self.pool, self.pools = pools.geometry, pools.replay, pools.pool, pools
         self._weights = weights
         native = native_ops(pools)
@@ -59,12 +59,14 @@ class TorchSession:
         self._device = pools.cursors.position.device
         self._debug = debug
         self._model = StepModel(self._network(), pools, self._state_ops)
-        config = EVERY_BATCH if cuda_graphs is None else cuda_graphs
-        self.graphs = GraphPool(self._device, enabled=native is not None and cuda_graphs is not None)
-        longest = max(config.sizes(self.pool.slots), default=0)
-        logits = LogitsBuffer(longest * self.replay.max_step_tokens, self.geometry.vocab, self._device)
-        self._head = MtpHead(self._model, self.graphs, config, logits)
-        self._steps = DecodeSteps(self._model, self.graphs, config, logits, self._head.remember)
+        self.graphs = GraphPool(self._device, enabled=cuda_graphs is not None)
+        sizes = RecordedSizes()
+        if cuda_graphs is not None and self.graphs.records and waits_for_nothing(pools, native):
+            sizes = cuda_graphs.recorded(self.pool.slots)
+        longest = max(sizes.sizes, default=0) * self.replay.max_step_tokens
+        logits = LogitsBuffer(longest, self.geometry.vocab, self._device)
+        self._head = MtpHead(self._model, self.graphs, sizes, logits)
+        self._steps = DecodeSteps(self._model, self.graphs, sizes, logits, self._head.remember)
         self._positions = Positions(pools.cursors)
         self._step: StepRows | None = None  # on the host
 
@@ -85,10 +87,9 @@ class TorchSession:
 
     def warm_up(self) -> None:
         """See `Session.warm_up`."""
-        if self.graphs.records:
-            self._require_settled("warm_up", sorted(self.pools.slots.used))
-            self._steps.warm_up()
-            self._head.warm_up()
+        self._require_settled("warm_up", sorted(self.pools.slots.used))
+        self._steps.warm_up()
+        self._head.warm_up()
 
     def static_step(self, batch: int, width: int, *, flushes: bool | None = None) -> StaticStep:
         """A step of fixed shape over this session's pools, for work that is captured by `graphs`.

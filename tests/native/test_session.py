@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -44,13 +44,14 @@ def weights(model: Path, device: str, activation: ActivationDtype) -> TorchWeigh
 
 
 def open_session(
-    model: Path, device: str, widest: int, activation: ActivationDtype = ActivationDtype.BFLOAT16
-) -> TorchSession:
+    model: Path, device: str, widest: int, activation: ActivationDtype = ActivationDtype.BFLOAT16, *,
+    conventional: bool = False,
+) -> TorchSession:  # fmt: skip
     pool = PoolConfig(slots=3, max_seq_len=160, activation=activation)
     replay = ReplayConfig(window=16, max_step_tokens=widest)
     with Checkpoint.open(model) as checkpoint:
         geometry = checkpoint.geometry
-    pools = StatePools.allocate(geometry, replay, pool, conventional=False, device=torch.device(device))
+    pools = StatePools.allocate(geometry, replay, pool, conventional=conventional, device=torch.device(device))
     return TorchSession(weights(model, device, activation), pools, debug=True)
 
 
@@ -80,22 +81,24 @@ def forced(session: TorchSession, tokens: Sequence[int], widths: Sequence[int]) 
     return np.array(rows)
 
 
+@pytest.mark.parametrize("conventional", [False, True], ids=["replay", "conventional"])
 @pytest.mark.parametrize("widths", [(1,), (4, 3, 1, 2)], ids=["plain", "verify"])
 @pytest.mark.parametrize("model", MODELS)
 def test_kernels_stay_as_close_to_the_cpu_session_as_the_reference_on_cuda(
-    model: str, widths: tuple[int, ...], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    path, widest = EXAMPLES / model, max(widths)
-    tokens = greedy(open_session(path, "cpu", widest))[:FORCED_TOKENS]
-    expected = forced(open_session(path, "cpu", widest), tokens, widths)
+    model: str, widths: tuple[int, ...], conventional: bool, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    path, opened = EXAMPLES / model, partial(open_session, widest=max(widths), conventional=conventional)
+    tokens = greedy(opened(path, "cpu"))[:FORCED_TOKENS]
+    expected = forced(opened(path, "cpu"), tokens, widths)
     with caplog.at_level(logging.WARNING):
-        native = open_session(path, "cuda", widest)
+        native = opened(path, "cuda")
     assert native._state_ops.native is not None, caplog.text
     assert not caplog.records
     got = forced(native, tokens, widths)
-    assert native._state_ops.prompts is not None
+    assert (native._state_ops.prompts is None) == conventional and native.graphs.count > 0
     monkeypatch.setattr(torch_session, "native_ops", lambda pools: None)
-    reference = forced(open_session(path, "cuda", widest), tokens, widths)
+    reference = forced(opened(path, "cuda"), tokens, widths)
     noise, error = np.abs(reference - expected), np.abs(got - expected)
     # Another order of float32 sums moves a few bfloat16 roundings (mean within 1.2, the worst of all within 2); a wrong
     # rounding point, decay or record moves all of them by more.
