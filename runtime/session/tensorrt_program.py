@@ -107,12 +107,12 @@ class ProgramRunner:
     def _together(self, name: str, context: StepContext, ids: Tensor, hidden: Tensor | None) -> ModelOutput[Tensor]:
         """All rows at once, moved to the rows of their slots."""
         present = torch.nonzero(context.rows.slot >= 0).flatten()
-        place = context.rows.slot[present]
+        place = context.rows.slot[present].long()
         count, width = (int(place.max()) + 1 if len(place) else 1), ids.shape[1]
         slot = torch.full((count,), -1, dtype=torch.int64, device=self._device)
         tokens = torch.zeros_like(slot)
         start = self._pools.cursors.position[:count].long()
-        slot[place], tokens[place] = place, context.rows.num_tokens[present]
+        slot[place], tokens[place] = place, context.rows.num_tokens[present].long()
         start[place] = context.start[present]
         rows = StepRows(slot, tokens)
         dense = StepContext(context.phase, rows, start, width, torch.ones(count, dtype=torch.bool))
