@@ -34,6 +34,11 @@ class Steps(Protocol):
         """Drafts per request and step at most."""
         ...
 
+    @property
+    def greedy_only(self) -> bool:
+        """Whether sampled requests must decode elsewhere."""
+        ...
+
     def warm_up(self) -> None:
         """Make everything that a launch needs."""
         ...
@@ -77,9 +82,9 @@ class DeviceLoop:
         if choice in self._present:
             return True
         params = choice.request.params
-        return choice.draft.q is None and device_eligible(
-            params, len(_stop_ids(choice.request)), exact_end=self._keeps_ends
-        )
+        if self._steps.greedy_only and not params.greedy:
+            return False
+        return device_eligible(params, len(_stop_ids(choice.request)), exact_end=self._keeps_ends)
 
     def advance(self, choices: Sequence[Choice]) -> list[tuple[Choice, int]]:
         """Launch a step of these choices, then take what the launch before it emitted: (choice, tokens) each."""

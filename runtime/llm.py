@@ -62,6 +62,7 @@ class LLM:
         backend: str = "torch",
         plugin_library: str | Path | None = None,
         debug: bool = False,
+        device_loop: bool | None = None,
     ) -> None:
         """Load `model`: a checkpoint directory, or a bundle of TensorRT engines, which needs a GPU. Raises ConfigError,
         CheckpointError and EngineMismatchError.
@@ -73,7 +74,8 @@ class LLM:
         follows from the draft length.
         state_cache: "conventional" reads and writes the whole state at each step, for comparison. seed: for requests
         without one. plugin_library: of a bundle whose engines have plugins. debug: check all bookkeeping after each
-        step.
+        step. device_loop: sample, accept and draft on the device, one step ahead of the host, for requests that need
+        no penalties, masks, log-probabilities or minimum length; None: on a GPU.
         """
         options = ReplicaOptions(
             dtype=dtype,
@@ -90,6 +92,7 @@ class LLM:
             backend=backend,
             plugin_library=plugin_library,
             debug=debug,
+            device_loop=device_loop,
         )
         self._start(build_engine(model, tokenizer, options))
 

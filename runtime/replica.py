@@ -15,6 +15,7 @@ from trtllm_replayssm.config import PoolConfig, ReplayConfig
 from trtllm_replayssm.dtypes import ActivationDtype
 from trtllm_replayssm.errors import ConfigError, UnsupportedError
 from trtllm_replayssm.manifest import MANIFEST, read_manifest
+from trtllm_replayssm.runtime.ahead import steps_ahead
 from trtllm_replayssm.runtime.capacity import prefix_budget, require_slots
 from trtllm_replayssm.runtime.device_memory import MAX_PLANNED_BATCH, plan_replica, planned_batch, require_plan
 from trtllm_replayssm.runtime.engine import Engine, EngineConfig
@@ -64,6 +65,7 @@ class ReplicaOptions:
     backend: str = "torch"
     plugin_library: str | Path | None = None
     debug: bool = False
+    device_loop: bool | None = None
 
     def __post_init__(self) -> None:
         for name in ("max_batch_size", "max_num_tokens", "max_seq_len", "prefill_chunk"):
@@ -74,6 +76,7 @@ class ReplicaOptions:
         require_type("LLM", "kv_cache_config", self.kv_cache, KvCacheConfig)
         require_type("LLM", "replay_config", self.replay, ReplayConfig, none)
         require_type("LLM", "seed", self.seed, int)
+        require_type("LLM", "device_loop", self.device_loop, bool, none)
         if not 0 <= self.seed < MAX_SEED:
             raise ConfigError("LLM", "seed", expected="0..2^64-1", got=self.seed)
 
@@ -147,7 +150,9 @@ def engine_over(session: Session, model: str | Path, tokenizer: object, options:
     """An engine over a session, with the tokenizer given or that of the directory `model`, and a drafter."""
     text = _tokenizer(model, tokenizer)
     config = options.engine_config(_prefix_config(options.kv_cache, session))
-    return Engine(session, make_drafter(options.speculative, session), text, config)
+    keeps_ends = config.prefix is not None and config.prefix.outputs
+    steps = steps_ahead(session, options.speculative, wanted=options.device_loop, keeps_ends=keeps_ends)
+    return Engine(session, make_drafter(options.speculative, session), text, config, steps)
 
 
 def _device_name(device: str) -> str:

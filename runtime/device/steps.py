@@ -70,8 +70,13 @@ class DeviceSteps:
         slots: int,
         buckets: Sequence[int],
         device: torch.device,
+        greedy_only: bool = False,
     ) -> None:
-        """make_step(batch, width): a session's static step. buckets: batch sizes to run at, rising; rows are padded."""
+        """make_step(batch, width): a session's static step. buckets: batch sizes to run at, rising; rows are padded.
+
+        greedy_only: sampled requests decode elsewhere.
+        """
+        self.greedy_only = greedy_only
         self.max_draft_len = 0 if drafter is None else drafter.max_draft_len
         self.registers = Registers.allocate(
             slots, self.max_draft_len, 0 if drafter is None else drafter.positions, device
@@ -88,7 +93,7 @@ class DeviceSteps:
     def warm_up(self) -> None:
         """Make and capture every program that a launch can need. Moves no state."""
         for bucket in self._buckets:
-            for mode in SamplingMode:
+            for mode in (SamplingMode.GREEDY,) if self.greedy_only else SamplingMode:
                 self._program(_Shape(bucket, mode))
 
     @torch.inference_mode()

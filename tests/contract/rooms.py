@@ -42,7 +42,7 @@ ROOMS = {
     "runtime.session.base": "session interface",
     "runtime.<file>": "engine parts",
     "runtime.engine": "engine", "runtime.replica": "replica", "runtime.bundle": "replica",
-    "runtime.device_memory": "replica",
+    "runtime.device_memory": "replica", "runtime.ahead": "replica",
     "runtime.llm": "llm", "runtime.loop": "llm", "runtime.handle": "llm", "runtime.progress": "llm",
     "runtime.server": "server",
 }  # fmt: skip

@@ -1,0 +1,64 @@
+"""The device's side of an engine's decode loop over a torch session, where there is one and it is wanted."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trtllm_replayssm.errors import UnsupportedError
+from trtllm_replayssm.runtime.options import MTPDecodingConfig, NGramDecodingConfig, SpeculativeConfig
+from trtllm_replayssm.runtime.session.base import Session
+
+if TYPE_CHECKING:  # torch is imported when a session was made, not before
+    from trtllm_replayssm.runtime.device.ports import DraftPort
+    from trtllm_replayssm.runtime.device.steps import DeviceSteps
+    from trtllm_replayssm.runtime.session.torch_session import TorchSession
+
+
+def steps_ahead(
+    session: Session, speculative: SpeculativeConfig | None, *, wanted: bool | None, keeps_ends: bool
+) -> DeviceSteps | None:
+    """What runs decode steps one ahead of the host; None for the host's own path, which is the reference.
+
+    wanted: None: on a GPU. keeps_ends: states at the end of answers are kept for next turns, which needs the hidden
+    states that a drafting head continues from on the host. Raises UnsupportedError where it is wanted and cannot be.
+    """
+    from trtllm_replayssm.runtime.session.torch_session import TorchSession
+
+    obstacle = None
+    if not isinstance(session, TorchSession):
+        obstacle = "a session of TensorRT engines"
+    elif keeps_ends and isinstance(speculative, MTPDecodingConfig):
+        obstacle = "MTP drafts with reuse_outputs"
+    if wanted and obstacle is not None:
+        raise UnsupportedError("LLM", "device_loop", expected="false or nothing", got=f"true with {obstacle}")
+    if obstacle is not None or not isinstance(session, TorchSession):
+        return None
+    on_gpu = session.pools.cursors.position.is_cuda
+    return _steps(session, speculative) if wanted or (wanted is None and on_gpu) else None
+
+
+def _steps(session: TorchSession, speculative: SpeculativeConfig | None) -> DeviceSteps:
+    from trtllm_replayssm.runtime.device.steps import DeviceSteps
+    from trtllm_replayssm.runtime.session.graph_sizes import batch_sizes
+
+    return DeviceSteps(
+        session.static_step,
+        session.graphs,
+        _drafter(speculative, session.pool.max_seq_len),
+        slots=session.pool.slots,
+        buckets=batch_sizes(session.pool.slots),
+        device=session.pools.cursors.position.device,
+        # drafts that are drawn need the general acceptance rule, which is the host's
+        greedy_only=isinstance(speculative, MTPDecodingConfig) and speculative.sample_drafts,
+    )
+
+
+def _drafter(speculative: SpeculativeConfig | None, positions: int) -> DraftPort | None:
+    from trtllm_replayssm.runtime.device.head_drafts import HeadDrafts
+    from trtllm_replayssm.runtime.device.prompt_lookup import PromptLookup
+
+    if speculative is None:
+        return None
+    if isinstance(speculative, NGramDecodingConfig):
+        return PromptLookup(speculative.max_draft_len, speculative.max_matching_ngram_size, positions)
+    return HeadDrafts(speculative.draft_len)
