@@ -19,13 +19,14 @@ def steps_ahead(
 ) -> DeviceSteps | None:
     """What runs decode steps one ahead of the host; None for the host's own path, which is the reference.
 
-    wanted: None: on a GPU. keeps_ends: states at the end of answers are kept for next turns, which needs the hidden
-    states that a drafting head continues from on the host. Raises UnsupportedError where it is wanted and cannot be.
+    wanted: None: where the session records its steps, on a GPU. keeps_ends: states at the end of answers are kept for
+    next turns, which needs the hidden states that a drafting head continues from on the host. Raises UnsupportedError
+    where it is wanted and cannot be.
     """
     from trtllm_replayssm.runtime.session.torch_session import TorchSession
 
     obstacle = None
-    if not isinstance(session, TorchSession):
+    if type(session) is not TorchSession:  # the session over TensorRT engines is a subclass
         obstacle = "a session of TensorRT engines"
     elif keeps_ends and isinstance(speculative, MTPDecodingConfig):
         obstacle = "MTP drafts with reuse_outputs"
@@ -33,8 +34,8 @@ def steps_ahead(
         raise UnsupportedError("LLM", "device_loop", expected="false or nothing", got=f"true with {obstacle}")
     if obstacle is not None or not isinstance(session, TorchSession):
         return None
-    on_gpu = session.pools.cursors.position.is_cuda
-    return _steps(session, speculative) if wanted or (wanted is None and on_gpu) else None
+    records = bool(session.recorded.sizes)
+    return _steps(session, speculative) if wanted or (wanted is None and records) else None
 
 
 def _steps(session: TorchSession, speculative: SpeculativeConfig | None) -> DeviceSteps:
@@ -46,7 +47,8 @@ def _steps(session: TorchSession, speculative: SpeculativeConfig | None) -> Devi
         session.graphs,
         _drafter(speculative, session.pool.max_seq_len),
         slots=session.pool.slots,
-        buckets=batch_sizes(session.pool.slots),
+        buckets=sorted({*(session.recorded.sizes or batch_sizes(session.pool.slots)), session.pool.slots}),
+        recorded=session.recorded.sizes,
         device=session.pools.cursors.position.device,
         # drafts that are drawn need the general acceptance rule, which is the host's
         greedy_only=isinstance(speculative, MTPDecodingConfig) and speculative.sample_drafts,

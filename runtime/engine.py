@@ -97,9 +97,16 @@ class Engine:
             self.stats,
             conventional=config.conventional_state,
         )
+        self._steps = steps
         keeps_ends = config.prefix is not None and config.prefix.outputs
         device = None if steps is None else DeviceLoop(steps, self.stats, meter, keeps_ends=keeps_ends)
         self._runner = StepRunner(session, drafter, self._scheduler, self.stats, meter, self.prefix, device)
+
+    def warm_up(self) -> None:
+        """Make now what the first steps would otherwise make. Before any request."""
+        self.session.warm_up()
+        if self._steps is not None:
+            self._steps.warm_up()
 
     @property
     def has_work(self) -> bool:

@@ -119,6 +119,7 @@ class EngineLoop:
 
     def _run(self) -> None:
         try:
+            self._engine.warm_up()
             while self._turn():
                 pass
         except BaseException as failure:

@@ -5,7 +5,7 @@ Two launches may be in flight: the one that runs and the one behind it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -69,10 +69,12 @@ class DeviceSteps:
         *,
         slots: int,
         buckets: Sequence[int],
+        recorded: Collection[int],
         device: torch.device,
         greedy_only: bool = False,
     ) -> None:
         """make_step(batch, width): a session's static step. buckets: batch sizes to run at, rising; rows are padded.
+        recorded: those whose steps can be recorded; the others are launched operation by operation.
 
         greedy_only: sampled requests decode elsewhere.
         """
@@ -85,6 +87,7 @@ class DeviceSteps:
         self._graphs = graphs
         self._drafter = drafter
         self._buckets = tuple(buckets)
+        self._recorded = frozenset(recorded)
         self._ports: dict[int, StepPort] = {}
         self._programs: dict[_Shape, _Program] = {}
         self._flights: list[_Flight] = []
@@ -92,7 +95,7 @@ class DeviceSteps:
 
     def warm_up(self) -> None:
         """Make and capture every program that a launch can need. Moves no state."""
-        for bucket in self._buckets:
+        for bucket in reversed(self._buckets):  # the others fit in the largest one's memory
             for mode in (SamplingMode.GREEDY,) if self.greedy_only else SamplingMode:
                 self._program(_Shape(bucket, mode))
 
@@ -138,5 +141,6 @@ class DeviceSteps:
             port = self._ports[shape.batch]
             step = DeviceStep(port, self.registers, self._drafter, shape.mode)
             port.slot.fill_(-1)  # the runs before a capture are real
-            program = self._programs[shape] = _Program(step, self._graphs.captured(step.run))
+            run = self._graphs.captured(step.run) if shape.batch in self._recorded else step.run
+            program = self._programs[shape] = _Program(step, run)
         return program

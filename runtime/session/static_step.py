@@ -91,6 +91,10 @@ class StaticStep:
         """
         self._model.state_ops.commit(StepRows(self.slot, self.num_tokens, self._flushes), accepted)
 
+    def draft(self, num_tokens: Tensor, start: Tensor, next_ids: Tensor, hidden: Tensor) -> Drafted:
+        """The function `draft` over the slots of this step: num_tokens, start [B] integers."""
+        return draft(self._model, StepRows(self.slot, num_tokens.int()), start.long(), next_ids, hidden)
+
 
 @dataclass(frozen=True)
 class Drafted:

@@ -63,6 +63,7 @@ class TorchSession:
         sizes = RecordedSizes()
         if cuda_graphs is not None and self.graphs.records and waits_for_nothing(pools, native):
             sizes = cuda_graphs.recorded(self.pool.slots)
+        self.recorded = sizes
         longest = max(sizes.sizes, default=0) * self.replay.max_step_tokens
         logits = LogitsBuffer(longest, self.geometry.vocab, self._device)
         self._head = MtpHead(self._model, self.graphs, sizes, logits)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 
 from trtllm_replayssm.runtime.device.entry import DeviceEntry
@@ -12,7 +13,13 @@ from trtllm_replayssm.runtime.sampling.params import SamplingParams
 from trtllm_replayssm.runtime.speculative.drafter import Draft
 from trtllm_replayssm.runtime.speculative.verify import VerifyContext, verify
 
-CPU = torch.device("cpu")
+DEVICES = [
+    "cpu",
+    pytest.param(
+        "cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+    ),
+]
+on_devices = pytest.mark.parametrize("device", DEVICES)
 
 
 def entry(slot: int, params: SamplingParams, **changes: object) -> DeviceEntry:
@@ -26,9 +33,9 @@ def entry(slot: int, params: SamplingParams, **changes: object) -> DeviceEntry:
     return DeviceEntry(**(values | changes))  # type: ignore[arg-type]
 
 
-def registers(entries: list[DeviceEntry], *, drafts: int = 0, positions: int = 0) -> Registers:
+def registers(entries: list[DeviceEntry], device: str) -> Registers:
     """Registers whose slot i holds entry i."""
-    made = Registers.allocate(len(entries), drafts, positions, CPU)
+    made = Registers.allocate(len(entries), 0, 0, torch.device(device))
     made.enter(entries)
     return made
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from tests.device.requests import entry, registers
+from tests.device.requests import entry, on_devices, registers
 from trtllm_replayssm.runtime.device.acceptance import agreed, cut
 from trtllm_replayssm.runtime.sampling.params import SamplingParams
 from trtllm_replayssm.runtime.scheduler.output import EndRules, OutputBuffer
@@ -14,11 +14,12 @@ from trtllm_replayssm.spec.accept import greedy_accept
 GREEDY = SamplingParams()
 
 
-def test_as_many_tokens_count_as_the_greedy_rule_accepts() -> None:
+@on_devices
+def test_as_many_tokens_count_as_the_greedy_rule_accepts(device: str) -> None:
     rng = np.random.default_rng(0)
     tokens, draft = rng.integers(0, 2, (500, 5)), rng.integers(0, 2, (500, 4))
     count = rng.integers(0, 5, 500)
-    got = agreed(torch.from_numpy(tokens), torch.from_numpy(draft), torch.from_numpy(count))
+    got = agreed(*(torch.from_numpy(a).to(device) for a in (tokens, draft, count)))
     want = [
         greedy_accept(row[: n + 1], drafts[:n].tolist()).committed
         for row, drafts, n in zip(tokens, draft, count, strict=True)
@@ -26,7 +27,8 @@ def test_as_many_tokens_count_as_the_greedy_rule_accepts() -> None:
     assert got.tolist() == want and set(want) == {1, 2, 3, 4, 5}
 
 
-def test_a_row_is_cut_where_the_host_would_end_it() -> None:
+@on_devices
+def test_a_row_is_cut_where_the_host_would_end_it(device: str) -> None:
     """Random rows, stop sets and limits against the output buffer that decides on the host."""
     rng = np.random.default_rng(1)
     rows = 600
@@ -34,10 +36,10 @@ def test_a_row_is_cut_where_the_host_would_end_it() -> None:
     stops = [sorted({int(t) for t in rng.integers(0, 12, rng.integers(0, 3))}) for _ in range(rows)]
     limits = np.maximum(count, rng.integers(1, 7, rows))  # drafts never reach past the limit
     made = registers(
-        [entry(i, GREEDY, stop_ids=s, room=int(m)) for i, (s, m) in enumerate(zip(stops, limits, strict=True))]
+        [entry(i, GREEDY, stop_ids=s, room=int(m)) for i, (s, m) in enumerate(zip(stops, limits, strict=True))], device
     )
-    yes, row = torch.ones(rows, dtype=torch.bool), torch.arange(rows)
-    verdict = cut(torch.from_numpy(tokens), torch.from_numpy(count), yes, ~yes, made, row)
+    yes, row = torch.ones(rows, dtype=torch.bool, device=device), torch.arange(rows, device=device)
+    verdict = cut(torch.from_numpy(tokens).to(device), torch.from_numpy(count).to(device), yes, ~yes, made, row)
     ended = 0
     for i in range(rows):
         buffer = OutputBuffer(GREEDY, EndRules(frozenset(stops[i]), frozenset(), int(limits[i])), None)
@@ -50,10 +52,12 @@ def test_a_row_is_cut_where_the_host_would_end_it() -> None:
     assert 100 < ended < 500
 
 
-def test_a_row_that_has_ended_or_is_broken_emits_nothing() -> None:
-    made = registers([entry(i, GREEDY) for i in range(3)])
+@on_devices
+def test_a_row_that_has_ended_or_is_broken_emits_nothing(device: str) -> None:
+    made = registers([entry(i, GREEDY) for i in range(3)], device)
     tokens, count = torch.ones((3, 2), dtype=torch.int64), torch.tensor([2, 2, 2])
     alive, broken = torch.tensor([True, False, True]), torch.tensor([False, False, True])
-    verdict = cut(tokens, count, alive, broken, made, torch.arange(3))
+    given = (tensor.to(device) for tensor in (tokens, count, alive, broken))
+    verdict = cut(*given, made, torch.arange(3, device=device))
     assert verdict.emitted.tolist() == [2, 0, 0]
     assert verdict.ended.tolist()[::2] == [False, True]

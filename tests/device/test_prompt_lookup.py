@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.device.requests import on_devices
 from trtllm_replayssm.runtime.device.prompt_lookup import lookup
 from trtllm_replayssm.runtime.speculative.ngram import NGramDrafter
 
@@ -18,12 +19,13 @@ def host_drafts(tokens: list[int], max_ngram: int, count: int) -> tuple[int, ...
     return NGramDrafter(count, max_ngram)._lookup(tokens, count).tokens
 
 
-def device_drafts(texts: list[list[int]], max_ngram: int, count: int) -> list[tuple[int, ...]]:
+def device_drafts(texts: list[list[int]], max_ngram: int, count: int, device: str = "cpu") -> list[tuple[int, ...]]:
     rng = np.random.default_rng(len(texts))
     history = torch.from_numpy(rng.integers(0, 3, (len(texts), WIDTH)))
     for i, text in enumerate(texts):
         history[i, : len(text)] = torch.tensor(text)
-    drafts, found = lookup(history, torch.tensor([len(t) for t in texts]), max_ngram, count)
+    length = torch.tensor([len(t) for t in texts])
+    drafts, found = lookup(history.to(device), length.to(device), max_ngram, count)
     return [tuple(row) if any_ else () for row, any_ in zip(drafts.tolist(), found.tolist(), strict=True)]
 
 
@@ -36,6 +38,7 @@ def test_drafts_are_those_of_the_host(batch: list[list[int]], max_ngram: int, co
     assert device_drafts(batch, max_ngram, count) == [host_drafts(text, max_ngram, count) for text in batch]
 
 
+@on_devices
 @pytest.mark.parametrize(
     ("text", "drafts"),
     [
@@ -46,5 +49,5 @@ def test_drafts_are_those_of_the_host(batch: list[list[int]], max_ngram: int, co
         ([2, 3, 9, 2, 3, 8, 2, 3], (8, 2, 3)),  # of equals the latest
     ],
 )
-def test_hand_cases(text: list[int], drafts: tuple[int, ...]) -> None:
-    assert device_drafts([text], 3, 3) == [drafts] == [host_drafts(text, 3, 3)]
+def test_hand_cases(text: list[int], drafts: tuple[int, ...], device: str) -> None:
+    assert device_drafts([text], 3, 3, device) == [drafts] == [host_drafts(text, 3, 3)]

@@ -147,6 +147,9 @@ class FakeSession:
     def free_slots(self) -> int:
         return self.pool.slots - len(self.live)
 
+    def warm_up(self) -> None:
+        """Nothing is made lazily here."""
+
     def allocate(self, seed: int) -> int:
         return self._take(Slot(cursors=Cursors(seed=seed)))
 

@@ -74,5 +74,5 @@ def device_steps(session: FakeSession, kind: str, draft_len: int) -> DeviceSteps
     }
     return DeviceSteps(
         lambda batch, width: FakeStep(session, batch, width), GraphPool(CPU), drafters[kind],
-        slots=session.pool.slots, buckets=(1, 2, 4, 64), device=CPU,
+        slots=session.pool.slots, buckets=(1, 2, 4, 64), recorded=(), device=CPU,
     )  # fmt: skip
