@@ -21,7 +21,7 @@ def plan_replica(
 
     weights: bytes that loading the model will take there. Raises ConfigError for a device that is not there.
     """
-    free = free_host_bytes() if device == "cpu" else _free_device_bytes(device)
+    free = free_host_bytes() if device == "cpu" else free_device_bytes(device)
     if free is None:
         return None
     return plan_memory(
@@ -42,7 +42,8 @@ def require_plan(plan: MemoryPlan, slots: int) -> None:
     plan.require(slots)
 
 
-def _free_device_bytes(device: str) -> int:
+def free_device_bytes(device: str) -> int:
+    """Bytes free on a GPU now. Raises ConfigError without one."""
     import torch
 
     from trtllm_replayssm.runtime.session.device import usable_device

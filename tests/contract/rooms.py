@@ -28,6 +28,7 @@ ROOMS = {
     "spec.tuning": "rules",
     "models": "models", "weights": "weights", "ops": "ops", "cli": "cli",
     "bench": "bench", "bench.cases": "bench cases", "bench.step": "step bench",
+    "bench.throughput": "throughput bench",
     "builders": "builders", "__main__": "cli",
     "runtime": "runtime",
     "runtime.pools": "pools",
@@ -60,6 +61,7 @@ MAY_IMPORT = {
     "bench cases": {"contract", "rules"},
     "bench": {"contract", "ops", "bench cases"},
     "step bench": {"contract", "rules", "weights", "ops", "pools", "session", "engine parts"},
+    "throughput bench": {"contract", "sampling", "engine parts", "llm", "package"},
     "builders": {"contract", "models", "weights"},
     "runtime": set(),
     "slots": {"contract"},
@@ -82,8 +84,8 @@ MAY_IMPORT = {
     "llm": _HOST | {"engine parts", "session interface", "engine", "replica"},
     "server": {"contract", "package", "sampling", "text", "engine parts", "engine", "llm"},
     "cli": {"contract", "package", "models", "weights", "builders", "sampling", "text", "rules"}
-    | {"ops", "bench", "bench cases", "step bench", "evaluation", "session"}
-    | {"engine parts", "engine", "llm", "server"},
+    | {"ops", "bench", "bench cases", "step bench", "throughput bench", "evaluation", "session"}
+    | {"engine parts", "engine", "replica", "llm", "server"},
 }
 
 # Room -> packages of others it may import; the standard library is free
@@ -98,6 +100,7 @@ MAY_USE = {
     "bench cases": set(),
     "bench": {"torch", "vllm", "flashinfer"},  # the peers only where they are installed
     "step bench": {"torch", "matplotlib"},  # matplotlib for figures only, an extra
+    "throughput bench": set(),
     "builders": {"numpy", "ml_dtypes", "safetensors", "tensorrt", "tensorrt_rtx"},
     "runtime": set(),
     "slots": {"numpy"},

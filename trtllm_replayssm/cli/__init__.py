@@ -16,6 +16,7 @@ import trtllm_replayssm.cli.chat as chat_command
 import trtllm_replayssm.cli.evaluate as evaluate_command
 import trtllm_replayssm.cli.generate as generate_command
 import trtllm_replayssm.cli.inspect as inspect_command
+import trtllm_replayssm.cli.plan as plan_command
 import trtllm_replayssm.cli.quantize as quantize_command
 import trtllm_replayssm.cli.serve as serve_command
 import trtllm_replayssm.cli.tune as tune_command
@@ -36,8 +37,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for module in (
-        serve_command, chat_command, generate_command, quantize_command, build_command, inspect_command, bench_command,
-        evaluate_command, tune_command,
+        serve_command, chat_command, generate_command, quantize_command, build_command, inspect_command, plan_command,
+        bench_command, evaluate_command, tune_command,
     ):  # fmt: skip
         module.add_command(commands)
     return parser

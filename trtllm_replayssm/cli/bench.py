@@ -1,4 +1,4 @@
-"""`trtllm-replayssm bench kernel`, and where `bench step` hangs: native kernels against byte floor and baseline."""
+"""`trtllm-replayssm bench kernel`: native kernels against byte floor and baseline; the other benchmarks hang here."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import trtllm_replayssm.cli.bench_step as bench_step
+import trtllm_replayssm.cli.bench_throughput as bench_throughput
 from trtllm_replayssm.bench.cases import KernelCase, Operation, kernel_cases, kernel_shapes, suites
 from trtllm_replayssm.errors import ConfigError
 
@@ -42,6 +43,7 @@ def add_command(commands: Any) -> None:
     kernel.add_argument("--list", action="store_true", help="print the cases and their byte floors; needs no GPU")
     kernel.set_defaults(run=run)
     bench_step.add_command(kinds)
+    bench_throughput.add_command(kinds)
 
 
 def run(arguments: argparse.Namespace) -> int:

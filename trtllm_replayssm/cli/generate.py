@@ -9,11 +9,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trtllm_replayssm.cli.options import add_replay_options, replay_config
+from trtllm_replayssm.cli.options import add_drafter_options, add_replay_options, replay_config, speculative_config
 
 if TYPE_CHECKING:
     from trtllm_replayssm.runtime.llm import LLM, CompletionOutput, RequestOutput
-    from trtllm_replayssm.runtime.options import SpeculativeConfig
 
 
 def add_command(commands: Any) -> None:
@@ -31,6 +30,7 @@ def add_command(commands: Any) -> None:
     parser.add_argument("--stats", action="store_true", help="print speed, acceptance and state traffic on stderr")
     _add_sampling(parser)
     _add_engine(parser)
+    add_drafter_options(parser)
     add_replay_options(parser)
     parser.set_defaults(run=run)
 
@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     prompts = _prompts(arguments)
     params = _sampling_params(arguments)
-    speculative = _speculative(arguments)
+    speculative = speculative_config(arguments)
     with LLM(
         arguments.model,
         dtype=arguments.dtype,
@@ -85,8 +85,6 @@ def _add_sampling(parser: argparse.ArgumentParser) -> None:
 
 def _add_engine(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("engine")
-    group.add_argument("--drafter", choices=["none", "mtp", "ngram"], default="none", help="speculative decoding")
-    group.add_argument("--draft-len", type=int, default=3, help="drafts of one step (default 3)")
     group.add_argument(
         "--state-cache", choices=["replay", "conventional"], default="replay",
         help="conventional: read and write every state at every token, for comparison",
@@ -111,16 +109,6 @@ def _sampling_params(arguments: argparse.Namespace) -> Any:
         "ignore_eos logprobs"
     )
     return SamplingParams(**{name: getattr(arguments, name) for name in names.split()})
-
-
-def _speculative(arguments: argparse.Namespace) -> SpeculativeConfig | None:
-    from trtllm_replayssm.runtime.options import MTPDecodingConfig, NGramDecodingConfig
-
-    if arguments.drafter == "none":
-        return None
-    if arguments.drafter == "mtp":
-        return MTPDecodingConfig(max_draft_len=arguments.draft_len)
-    return NGramDecodingConfig(max_draft_len=arguments.draft_len)
 
 
 def _stats(llm: LLM, outputs: list[RequestOutput], seconds: float) -> dict[str, object]:

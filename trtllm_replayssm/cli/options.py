@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
 from trtllm_replayssm.config import ReplayConfig
 from trtllm_replayssm.dtypes import Rounding, StateFormat
+
+if TYPE_CHECKING:
+    from trtllm_replayssm.runtime.options import SpeculativeConfig
 
 _FORMATS = [fmt.value for fmt in StateFormat]
 
@@ -35,3 +39,21 @@ def replay_config(arguments: argparse.Namespace, max_step_tokens: int) -> Replay
         recurrence_rounding=Rounding(arguments.rounding),
         read=None if arguments.read is None else StateFormat(arguments.read),
     )
+
+
+def add_drafter_options(parser: argparse.ArgumentParser) -> None:
+    """--drafter, --draft-len."""
+    group = parser.add_argument_group("speculative decoding")
+    group.add_argument("--drafter", choices=["none", "mtp", "ngram"], default="none", help="where drafts come from")
+    group.add_argument("--draft-len", type=int, default=3, help="drafts of one step (default 3)")
+
+
+def speculative_config(arguments: argparse.Namespace) -> SpeculativeConfig | None:
+    """The drafter of the options, None for plain decoding; ConfigError when they do not fit together."""
+    from trtllm_replayssm.runtime.options import MTPDecodingConfig, NGramDecodingConfig
+
+    if arguments.drafter == "none":
+        return None
+    if arguments.drafter == "mtp":
+        return MTPDecodingConfig(max_draft_len=arguments.draft_len)
+    return NGramDecodingConfig(max_draft_len=arguments.draft_len)

@@ -1,0 +1,44 @@
+"""`trtllm-replayssm plan`: presets and checkpoints, the table, JSON, and the refusal with numbers."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.session.sessions import CHECKPOINTS
+from trtllm_replayssm.cli import main
+
+
+def plan(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = main(["plan", *arguments])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_a_preset_in_numbers(capsys: pytest.CaptureFixture[str]) -> None:
+    common = ("nemotron-3-nano-4b", "--gpu-memory", "139", "--draft-len", "3", "--max-seq-len", "1024", "--json")
+    replay, conventional = (
+        json.loads(plan(capsys, *common, "--state-cache", cache)[1]) for cache in ("replay", "conventional")
+    )
+    assert replay["slots"] > 3 * conventional["slots"]
+    assert replay["bytes"]["slot: checkpoint"] == 21 * 96 * 80 * 128 * 4
+    assert conventional["bytes"]["slot: snapshots"] == 4 * replay["bytes"]["slot: checkpoint"]
+    assert replay["bytes"]["weights"] == conventional["bytes"]["weights"] > 7 << 30
+
+
+def test_a_checkpoint_as_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = plan(capsys, str(CHECKPOINTS / "qwen-moe"), "--gpu-memory", "2", "--max-batch-size", "4")
+    assert code == 0 and err == ""
+    assert "slots" in out.splitlines()[-1] and "weights" in out
+
+
+def test_more_than_fits_is_refused_in_one_line_with_numbers(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = plan(capsys, "qwen3.5-4b", "--gpu-memory", "16", "--max-batch-size", "4096")
+    assert code == 1 and err.count("\n") == 1
+    slots = int(out.splitlines()[-1].split()[-1].replace(",", ""))
+    assert f"at most {slots} slots" in err and "4096" in err
+
+
+def test_a_share_that_cannot_be_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "free_gpu_memory_fraction" in plan(capsys, "qwen3.5-4b", "--free-gpu-memory-fraction", "2")[2]

@@ -1,0 +1,78 @@
+"""`trtllm-replayssm plan`: how many sequences a GPU holds beside a model, and what lies where."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from trtllm_replayssm.cli.options import add_replay_options, replay_config
+from trtllm_replayssm.config import PoolConfig
+from trtllm_replayssm.dtypes import ActivationDtype
+from trtllm_replayssm.errors import ConfigError
+from trtllm_replayssm.runtime.device_memory import free_device_bytes
+from trtllm_replayssm.runtime.planner import GIB, MemoryPlan, plan_memory
+from trtllm_replayssm.shapes import ModelGeometry
+from trtllm_replayssm.weights.checkpoint import Checkpoint
+from trtllm_replayssm.weights.precision_maps import published_format
+from trtllm_replayssm.weights.presets import preset_geometry, preset_names
+from trtllm_replayssm.weights.sizes import checkpoint_bytes, model_bytes
+
+
+def add_command(commands: Any) -> None:
+    """Register the command."""
+    parser = commands.add_parser(
+        "plan", help="sequences that a GPU holds beside a model",
+        description="Memory of weights, of a step and of every slot, and the slots that fit: the plan by which the "
+        "engine admits requests. Needs no GPU when --gpu-memory is given.",
+        epilog=f"Presets: {', '.join(preset_names())}",
+    )  # fmt: skip
+    parser.add_argument("model", help="a checkpoint directory, or the name of a preset")
+    parser.add_argument("--gpu-memory", type=float, metavar="GIB", help="memory free for us (default: this GPU's)")
+    parser.add_argument("--max-batch-size", type=int, help="slots that are wanted: refused when they do not fit")
+    parser.add_argument("--max-seq-len", type=int, default=4096, help="positions of a slot (default 4096)")
+    parser.add_argument("--max-num-tokens", type=int, default=2048, help="prompt tokens of one pass (default 2048)")
+    parser.add_argument("--draft-len", type=int, default=0, help="drafts of one step (default 0)")
+    parser.add_argument("--free-gpu-memory-fraction", type=float, default=0.9, help="share for slots (default 0.9)")
+    parser.add_argument("--state-cache", choices=["replay", "conventional"], default="replay")
+    parser.add_argument("--activation", choices=[d.value for d in ActivationDtype], default="bfloat16")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_replay_options(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Plan and print; an error when more slots are wanted than fit."""
+    if not 0 < arguments.free_gpu_memory_fraction <= 1:
+        raise ConfigError(
+            "plan", "free_gpu_memory_fraction", expected="in (0, 1]", got=arguments.free_gpu_memory_fraction
+        )
+    plan = _plan(arguments)
+    if arguments.json:
+        print(json.dumps({"slots": plan.slots, "bytes": dict(plan.table())}, indent=2))
+    else:
+        print("\n".join(plan.lines()))
+    if arguments.max_batch_size is not None:
+        plan.require(arguments.max_batch_size)
+    return 0
+
+
+def _plan(arguments: argparse.Namespace) -> MemoryPlan:
+    pool = PoolConfig(slots=1, max_seq_len=arguments.max_seq_len, activation=ActivationDtype(arguments.activation))
+    geometry, weights = _model(arguments.model, pool.activation.itemsize)
+    memory = free_device_bytes("cuda") if arguments.gpu_memory is None else int(arguments.gpu_memory * GIB)
+    return plan_memory(
+        geometry, replay_config(arguments, 1 + arguments.draft_len), pool, memory=memory, weights=weights,
+        conventional=arguments.state_cache == "conventional", prompt_tokens=arguments.max_num_tokens,
+        fraction=arguments.free_gpu_memory_fraction,
+    )  # fmt: skip
+
+
+def _model(name: str, itemsize: int) -> tuple[ModelGeometry, int]:
+    """Geometry and bytes of the parameters on a GPU."""
+    if Path(name).is_dir():
+        with Checkpoint.open(name) as checkpoint:
+            return checkpoint.geometry, checkpoint_bytes(checkpoint, itemsize)
+    geometry = preset_geometry(name)
+    return geometry, model_bytes(geometry, lambda parameter: published_format(geometry.name, parameter), itemsize)
