@@ -147,7 +147,7 @@ int runAll(const Options& options) {
       }
       if (options.list) {
         list(shape, c);
-      } else if (c.recurrence == Format::kFloat32 && c.read == Format::kNone) {
+      } else if (c.operation != Operation::kPrefill && c.recurrence == Format::kFloat32 && c.read == Format::kNone) {
         cases.push_back(c);
       }
     }

@@ -8,7 +8,7 @@
 #include "replayssm/update.h"
 
 enum class Format { kNone, kFloat32, kFloat16, kFp8, kNvfp4 };
-enum class Operation { kUpdate, kConventional };
+enum class Operation { kUpdate, kConventional, kPrefill };
 
 struct Shape {
   const char* name;
@@ -26,7 +26,8 @@ struct Case {
 namespace case_list {
 
 constexpr int mamba2 = RSSM_MAMBA2, gdn = RSSM_GDN;
-constexpr Operation update = Operation::kUpdate, conventional = Operation::kConventional;
+constexpr Operation update = Operation::kUpdate, conventional = Operation::kConventional,
+                    prefill = Operation::kPrefill;
 constexpr Format none = Format::kNone, float32 = Format::kFloat32, float16 = Format::kFloat16, fp8 = Format::kFp8,
                  nvfp4 = Format::kNvfp4;
 
@@ -60,7 +61,11 @@ inline const char* formatName(Format format) {
 }
 
 inline const char* operationName(Operation operation) {
-  return operation == Operation::kUpdate ? "update" : "conventional";
+  switch (operation) {
+    case Operation::kUpdate: return "update";
+    case Operation::kPrefill: return "prefill";
+    default: return "conventional";
+  }
 }
 
 // As the Python list names it.
@@ -73,7 +78,7 @@ inline std::string caseName(const Shape& shape, const Case& c) {
 
 // The committed records before each step of a steady run, when `accepted` of the tokens are kept each time.
 inline std::vector<int> windowCycle(const Case& c, int accepted) {
-  if (c.operation == Operation::kConventional) return {0};
+  if (c.operation != Operation::kUpdate) return {0};
   auto next = [&](int h) { return (h + c.tokens > c.window ? 0 : h) + accepted; };
   int start = 0;
   for (int i = 0; i < 4 * c.window; ++i) start = next(start);
@@ -94,13 +99,15 @@ inline int64_t stateBytes(const Shape& s, Format format) {
   }
 }
 
-// Bytes a step of all rows must move: state, h records read, T written, inputs and outputs.
+// Bytes a step of all rows must move: state, h records read, T written, inputs and outputs. A prompt of T tokens reads
+// the state and writes every copy.
 inline int64_t floorBytes(const Shape& s, const Case& c, int h) {
   const bool gdn = s.kind == RSSM_GDN;
   const int64_t values = static_cast<int64_t>(s.heads) * s.headDim, keys = static_cast<int64_t>(s.groups) * s.stateDim;
   const int64_t io = c.tokens * 2 * (2 * values + 2 * keys + (gdn ? 2 : 1) * s.heads);
   const int64_t recurrence = stateBytes(s, c.recurrence), read = stateBytes(s, c.read);
   if (c.operation == Operation::kConventional) return c.rows * ((1 + c.tokens) * recurrence + io);
+  if (c.operation == Operation::kPrefill) return c.rows * (2 * recurrence + read + io);
   const bool rederives = gdn && (c.read != Format::kNone || c.recurrence != Format::kFloat32);
   const int64_t key = 2 * keys + 4 * s.heads + (gdn ? 4 * s.groups : 0), value = 2 * values;
   const int64_t raw = rederives ? 2 * values + 4 * s.heads : 0;

@@ -1,33 +1,18 @@
 // Times the prompt scan over the C ABI and prints JSON lines: microseconds, tokens a second, and the share of the copy
 // bandwidth that its inputs, outputs and states would need. Correctness is the tests' business (tests/native).
+// The cases are the list's prompts.
 //   replayssm_prefill_bench [shape name]
 #include <cstring>
 
+#include "bench/cases.h"
 #include "bench/ops_support.h"
 #include "replayssm/prefill.h"
 
 namespace {
 
-struct Shape {
-  const char* name;
-  int kind;
-  int64_t heads, groups, headDim, stateDim;
-};
-
-constexpr Shape kShapes[] = {{"nano4b", RSSM_MAMBA2, 96, 8, 80, 128},
-                             {"super120b", RSSM_MAMBA2, 128, 8, 64, 128},
-                             {"qwen4b", RSSM_GDN, 32, 16, 128, 128},
-                             {"qwen122b", RSSM_GDN, 64, 16, 128, 128}};
-
-struct Case {
-  int64_t rows, tokens;
-};
-
-constexpr Case kCases[] = {{8, 2048}, {1, 2048}, {1, 8192}, {64, 128}};
-
 // `rows` fresh sequences of `tokens` tokens; the inputs of one call are larger than the L2 for all but the smallest.
 void bench(const Reporter& report, const Shape& shape, const Case& size) {
-  constexpr int64_t kWindow = 16, kRing = 17;
+  const int64_t ringRows = size.window + 1;
   const bool gdn = shape.kind == RSSM_GDN;
   const int64_t b = size.rows, t = size.tokens, h = shape.heads, g = shape.groups, p = shape.headDim,
                 n = shape.stateDim;
@@ -38,7 +23,7 @@ void bench(const Reporter& report, const Shape& shape, const Case& size) {
   a.struct_size = sizeof(a);
   a.abi_version = RSSM_ABI_VERSION;
   a.kind = shape.kind;
-  a.window = kWindow;
+  a.window = size.window;
   a.slot = pool.integers(order);
   a.num_tokens = pool.same(b, static_cast<int32_t>(t));
   a.origin = pool.same(b, 0);
@@ -50,22 +35,21 @@ void bench(const Reporter& report, const Shape& shape, const Case& size) {
   if (gdn) {
     a.log_decay = pool.real({b, t, h}, -0.2f, -0.001f);
     a.beta = pool.real({b, t, h}, 0.1f, 0.9f);
-    a.ring_key_factor = pool.real({b, g, kRing}, 0.1f, 0.2f);
+    a.ring_key_factor = pool.real({b, g, ringRows}, 0.1f, 0.2f);
   } else {
     a.dt = pool.real({b, t, h}, 0.001f, 0.1f);
     a.a = pool.real({h}, -16.0f, -1.0f);
     a.skip = pool.real({h});
   }
   a.checkpoint = pool.real({b, h, p, n});
-  a.ring_value = gdn ? pool.half({b, h, kRing, p}) : pool.act({b, h, kRing, p});
-  a.ring_k = pool.act({b, g, kRing, n});
-  a.ring_dt = pool.real({b, h, kRing}, -0.2f, -0.001f);
+  a.ring_value = gdn ? pool.half({b, h, ringRows, p}) : pool.act({b, h, ringRows, p});
+  a.ring_k = pool.act({b, g, ringRows, n});
+  a.ring_dt = pool.real({b, h, ringRows}, -0.2f, -0.001f);
   rssm_error error{};
   size_t workspaceBytes = 0;
   ok(rssm_prefill_workspace(&a, &workspaceBytes, &error), error);
   Buffer workspace(static_cast<int64_t>(workspaceBytes) + 1);
-  const double token = 4.0 * h * p + 4.0 * g * n + (gdn ? 8.0 : 4.0) * h;
-  report("prefill", shape.name, b, t, false, b * (t * token + 8.0 * h * p * n), 8, [&](int) {
+  report("prefill", shape.name, b, t, false, static_cast<double>(floorBytes(shape, size, 0)), 8, [&](int) {
     ok(rssm_prefill(&a, workspace.data(), workspaceBytes, report.stream, &error), error);
   });
 }
@@ -80,9 +64,11 @@ int main(int argc, char** argv) {
     Reporter report{nullptr, 0, properties.name};
     cudaOk(cudaStreamCreateWithFlags(&report.stream, cudaStreamNonBlocking), "stream");
     report.bandwidth = copyBandwidth(report.stream);
-    for (const Shape& shape : kShapes) {
+    for (const Shape& shape : case_list::kShapes) {
       if (*only != '\0' && std::strcmp(only, shape.name) != 0) continue;
-      for (const Case& size : kCases) bench(report, shape, size);
+      for (const Case& size : case_list::kCases) {
+        if (size.operation == Operation::kPrefill) bench(report, shape, size);
+      }
     }
   } catch (const std::exception& error) {
     std::fprintf(stderr, "replayssm_prefill_bench: %s\n", error.what());

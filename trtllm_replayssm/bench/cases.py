@@ -20,10 +20,11 @@ _ENTRY = re.compile(r"^RSSM_(SHAPE|CASE)\(([^)]*)\)$")
 
 
 class Operation(str, Enum):
-    """What is timed: a replay step, or the conventional step (T > 1: a snapshot after each token)."""
+    """What is timed: a replay step, the conventional step (T > 1: a snapshot after each token), or a whole prompt."""
 
     UPDATE = "update"
     CONVENTIONAL = "conventional"
+    PREFILL = "prefill"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +45,8 @@ class KernelCase:
     def config(self) -> ReplayConfig:
         """The pool's settings; of a conventional case only `max_step_tokens` means anything."""
         return ReplayConfig(
-            window=self.window or max(self.tokens, 1), max_step_tokens=self.tokens,
+            window=self.window or max(self.tokens, 1),
+            max_step_tokens=1 if self.operation is Operation.PREFILL else self.tokens,
             recurrence=self.recurrence, read=self.read,
         )  # fmt: skip
 
@@ -56,7 +58,7 @@ class KernelCase:
 
     def cycle(self, accepted: int) -> list[int]:
         """The committed records h before each step of a steady run that keeps `accepted` tokens a step."""
-        if self.operation is Operation.CONVENTIONAL:
+        if self.operation is not Operation.UPDATE:
             return [0]
         cursors, seen = Cursors(), []
         while cursors.h not in seen:
@@ -65,9 +67,14 @@ class KernelCase:
         return seen[seen.index(cursors.h) :]
 
     def floor_bytes(self, h: int) -> int:
-        """Bytes that a step with h committed records must move: state, records, inputs and outputs of all rows."""
+        """Bytes that a step with h committed records must move: state, records, inputs and outputs of all rows.
+
+        A prompt reads the state and writes every copy; of its own records it needs none.
+        """
         if self.operation is Operation.CONVENTIONAL:
             step = traffic.conventional_step_bytes(self.shape, self.recurrence, self.tokens, ACT_BYTES)
+        elif self.operation is Operation.PREFILL:
+            step = traffic.prompt_bytes(self.shape, self.config, self.tokens, ACT_BYTES)
         else:
             step = traffic.step_bytes(self.shape, self.config, h, self.tokens, ACT_BYTES)
         return self.rows * (step.total + step.io)

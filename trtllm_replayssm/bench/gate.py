@@ -19,6 +19,7 @@ from trtllm_replayssm.ops import _abi
 from trtllm_replayssm.shapes import L2_EPS, SsmKind
 
 ROWS = (3, 24)  # small and large enough for both launch choices of the update
+PROMPT_TOKENS = 200  # of a prompt, at most: more than three chunks of its scan, the last one not full
 OUTPUT_BOUND = 2.0**-8  # of the head's largest output: one bfloat16 rounding
 # Of the head's largest state. float32: the fold's own rounding; a TF32 or BF16 operand is off by 4e-4 and more. The
 # others: one step of the format, as stochastic rounding may take either neighbour.
@@ -28,6 +29,7 @@ STATE_BOUND = {
     StateFormat.FP8: 2.0**-3,
     StateFormat.NVFP4: 2.0**-1,
 }
+PROMPT_STATE_BOUND = 1e-5  # a prompt folds its tokens chunk by chunk, not one by one
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,20 +45,25 @@ def run_gate(case: KernelCase, library: _abi.Library) -> GateResult:
     """The case's operation at several h; raises what the library raises when it has no kernel."""
     output = state = 0.0
     green = True
-    depths = (
-        [0]
-        if case.operation is Operation.CONVENTIONAL
-        else sorted({0, 1, case.window // 2, case.window - case.tokens, case.window})
-    )
+    prompt = case.operation is Operation.PREFILL
+    tokens = min(case.tokens, PROMPT_TOKENS) if prompt else case.tokens
     for rows in ROWS:
-        problem = Problem(replace(case, rows=rows), library, cold=False)
-        for h in depths:  # what one launch leaves is the next one's input
+        problem = Problem(replace(case, rows=rows, tokens=tokens), library, cold=False)
+        for h in _depths(case):  # what one launch leaves is the next one's input
             problem.set_pending(h)
             problem.out.fill_(math.nan)
             found, errors = _run(problem, h)
             output, state = max(output, found), max(state, *errors.values(), 0.0) if errors else state
-            green &= found <= OUTPUT_BOUND and all(e <= STATE_BOUND[f] for f, e in errors.items())
+            bounds = {**STATE_BOUND, StateFormat.FLOAT32: PROMPT_STATE_BOUND} if prompt else STATE_BOUND
+            green &= found <= OUTPUT_BOUND and all(e <= bounds[f] for f, e in errors.items())
     return GateResult(output, state, green)
+
+
+def _depths(case: KernelCase) -> list[int]:
+    if case.operation is Operation.CONVENTIONAL:
+        return [0]
+    step = case.config.max_step_tokens
+    return sorted({0, 1, case.window // 2, case.window - step, case.window})
 
 
 def _run(problem: Problem, h: int) -> tuple[float, dict[StateFormat, float]]:
@@ -78,7 +85,8 @@ def _run(problem: Problem, h: int) -> tuple[float, dict[StateFormat, float]]:
                 errors[store.format] = relative_error(
                     store.load(problem.slots[0].long()).double(), written[0], axes=(-2, -1)
                 )
-    return relative_error(problem.out.double(), expected, axes=(-1,)), errors
+    axes = (1, 3) if problem.prompt else (3,)  # a prompt's products are split by heads, not by tokens
+    return relative_error(problem.out.double(), expected, axes), errors
 
 
 def relative_error(got: Tensor, expected: Tensor, axes: tuple[int, ...]) -> float:
@@ -99,7 +107,10 @@ class Truth:
         self.inputs = {name: tensor.double() for name, tensor in problem.inputs.items()}
 
     def step(self) -> tuple[Tensor, list[Tensor]]:
-        """Outputs [B, T, H, P] and the states [B, H, P, N] that must be written: none without a flush."""
+        """Outputs [B, T, H, P] and the states [B, H, P, N] that must be written: none without a flush.
+
+        A prompt writes the state behind it, a conventional step one behind each token.
+        """
         written: list[Tensor] = []
         if self.problem.states is not None:
             shape = self.case.shape
@@ -113,13 +124,15 @@ class Truth:
             outputs.append(out)
             if self.problem.states is not None:
                 written.append(state)
+        if self.problem.prompt:
+            written = [state]
         return torch.stack(outputs, dim=1), written
 
     def _committed(self) -> tuple[Tensor, bool]:
         """The state with the committed records, and whether the step folds them."""
         layer = self.problem.state
         assert layer is not None
-        flushed = self.h + self.case.tokens > self.case.window
+        flushed = self.problem.prompt or self.h + self.case.tokens > self.case.window
         source = layer.checkpoint if flushed or layer.read_copy is None else layer.read_copy
         return self.fold(source.load(self.slot).double(), flushed), flushed
 

@@ -63,13 +63,22 @@ class Problem:
         self._pending = {h: torch.full((total,), h, dtype=torch.int32, device=self.device) for h in self._depths()}
         self._workspace = torch.zeros(0, dtype=torch.uint8, device=self.device)
         if self.state is not None:
-            size = self.library.update_workspace(self._update_args(0, 0, 0))
+            size = (
+                self.library.prefill_workspace(self._prefill_args(0, 0))
+                if self.prompt
+                else self.library.update_workspace(self._update_args(0, 0, 0))
+            )
             self._workspace = torch.zeros(size, dtype=torch.uint8, device=self.device)
 
     @property
     def kind(self) -> int:
         """RSSM_MAMBA2 or RSSM_GDN."""
         return int(_KINDS[self.case.shape.kind])
+
+    @property
+    def prompt(self) -> bool:
+        """Whether the tokens are a prompt."""
+        return self.case.operation is Operation.PREFILL
 
     @property
     def launches(self) -> int:
@@ -91,8 +100,11 @@ class Problem:
             )  # fmt: skip
             self.library.conventional_update(args, stream)
             return
-        args = self._update_args(rotation, h, int(programmatic))
-        self.library.update(args, self._workspace.data_ptr(), self._workspace.numel(), stream)
+        workspace = (self._workspace.data_ptr(), self._workspace.numel(), stream)
+        if self.prompt:
+            self.library.prefill(self._prefill_args(rotation, h), *workspace)
+        else:
+            self.library.update(self._update_args(rotation, h, int(programmatic)), *workspace)
 
     def set_pending(self, h: int) -> None:
         """Make h the committed records of every slot, as a reader of the cursors sees them."""
@@ -101,11 +113,18 @@ class Problem:
     def _shared(self, rotation: int) -> dict[str, Tensor | None]:
         return {**self.inputs, "slot": self.slots[rotation], "num_tokens": self.num_tokens, "out": self.out}
 
-    def _update_args(self, rotation: int, h: int, flags: int) -> Any:
+    def _layer(self, rotation: int, h: int) -> dict[str, Tensor | None]:
         assert self.state is not None
         tensors = {**self._shared(rotation), **registers(self.cursors), **state_tensors(self.state)}
-        tensors["h"] = self._pending[h]
+        return {**tensors, "h": self._pending[h]}
+
+    def _update_args(self, rotation: int, h: int, flags: int) -> Any:
+        tensors = self._layer(rotation, h)
         return torch_ops.fill(_abi.UpdateArgs, tensors, kind=self.kind, window=self.case.window, flags=flags)
+
+    def _prefill_args(self, rotation: int, h: int) -> Any:
+        tensors = self._layer(rotation, h)
+        return torch_ops.fill(_abi.PrefillArgs, tensors, kind=self.kind, window=self.case.window)
 
     def _depths(self) -> range:
         return range(self.case.window + 1)

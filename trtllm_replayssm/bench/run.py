@@ -113,14 +113,14 @@ def _gate(case: KernelCase, library: _abi.Library) -> tuple[str | None, GateResu
 
 def _time(case: KernelCase, library: _abi.Library, bandwidth: float, rounds: int) -> Iterator[Result]:
     problem = Problem(case, library)
-    runs = dict.fromkeys((case.tokens, 1))
+    runs = dict.fromkeys((case.tokens, 1) if case.operation is Operation.UPDATE else (case.tokens,))
     depths = sorted({h for accepted in runs for h in case.cycle(accepted)})
     for programmatic in (False, True):
-        if programmatic and case.rows > PROGRAMMATIC_ROWS:
+        if programmatic and (case.rows > PROGRAMMATIC_ROWS or case.operation is Operation.PREFILL):
             continue
         timed = [(partial(problem.enqueue, h, programmatic=programmatic), problem.launches) for h in depths]
         times = dict(zip(depths, time_cases(timed, rounds), strict=True))
-        for accepted in runs if case.operation is Operation.UPDATE else (case.tokens,):
+        for accepted in runs:
             yield _result(case, accepted, programmatic, times, bandwidth)
 
 

@@ -137,6 +137,17 @@ def conventional_step_bytes(shape: SsmShape, state: StateFormat, num_tokens: int
     )
 
 
+def prompt_bytes(shape: SsmShape, config: ReplayConfig, num_tokens: int, act_itemsize: int) -> StepBytes:
+    """A prompt of num_tokens behind a state without records: the state is read once, every copy written once."""
+    recurrence = state_bytes(shape, config.recurrence)
+    read_copy = 0 if config.read is None else state_bytes(shape, config.read)
+    return StepBytes(
+        state_read=recurrence,
+        state_write=recurrence + read_copy,
+        io=io_bytes(shape, num_tokens, act_itemsize),
+    )
+
+
 def window_bytes_per_token(
     shape: SsmShape, config: ReplayConfig, step_tokens: int, mean_accepted: float, act_itemsize: int = 2
 ) -> float:
