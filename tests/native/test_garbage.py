@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 from tests.native import harness
+from tests.native.device_pool import SLOTS, DevicePool, make_twin
 from tests.native.twin import Twin, torch_module
 from trtllm_replayssm.config import ReplayConfig
+from trtllm_replayssm.dtypes import StateFormat
 from trtllm_replayssm.ops import _abi
 from trtllm_replayssm.shapes import SsmKind
 
@@ -78,3 +80,34 @@ def test_cursors_out_of_range_stay_within_their_slot(
         assert torch.equal(bits(tensor[others]), before[name]), name
     assert 0 <= int(twin.pool.tensors["h"][2]) <= 8
     assert 0 <= int(twin.pool.tensors["origin"][2]) < twin.config.ring_rows
+
+
+NARROW = [
+    (SsmKind.MAMBA2, 64, StateFormat.FLOAT16, None),
+    (SsmKind.MAMBA2, 80, StateFormat.FLOAT32, StateFormat.NVFP4),
+    (SsmKind.GDN, 128, StateFormat.FLOAT16, None),
+    (SsmKind.GDN, 128, StateFormat.FLOAT32, StateFormat.NVFP4),
+]
+
+
+@pytest.mark.parametrize(("kind", "head_dim", "recurrence", "read"), NARROW)
+def test_narrow_states_take_no_harm_from_ids_and_cursors(
+    library: _abi.Library, kind: SsmKind, head_dim: int, recurrence: StateFormat, read: StateFormat | None
+) -> None:
+    """Slots that do not exist change nothing; cursors out of range change nothing beyond their slot."""
+    torch = torch_module()
+    twin = make_twin(library, kind, head_dim, (recurrence, read))
+    slots = [2**31 - 1, SLOTS, -2, -(2**31)]
+    pool = DevicePool(twin, twin.inputs([-1] * 4, [1] * 4, 1), slots)
+    before = pool.bits()
+    pool.update()
+    torch.cuda.synchronize()
+    assert (pool.out == 0).all()
+    assert [name for name, found in pool.bits().items() if name != "out" and not torch.equal(found, before[name])] == []
+
+    pool = DevicePool(twin, twin.inputs([1], [1], 1), [1])
+    pool.cursors["origin"][1], pool.cursors["h"][1] = 2**31 - 1, -(2**31)
+    others = {name: bits(tensor)[[0, 2]] for name, tensor in pool.state.items()}
+    pool.update()
+    torch.cuda.synchronize()
+    assert [name for name, tensor in pool.state.items() if not torch.equal(bits(tensor)[[0, 2]], others[name])] == []

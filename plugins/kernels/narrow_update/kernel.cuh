@@ -28,14 +28,16 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksWanted)
   const int tokens = min(max(__ldcg(p.numTokens + row * p.numTokensStride), 0), p.tokens);
   Part<Traits> part{p,     layout, shared, warp, lane, row, slot, tokens, 0, 0, group, group * p.headsPerGroup + first,
                     min(partHeads, p.headsPerGroup - first)};
-  if (slot < 0 || tokens == 0) {
+  // Garbage ids and cursors must do no harm: engine builders time their candidates with uninitialised inputs. One
+  // unsigned comparison: an id set to -1 instead costs the float16 kernel a spill.
+  if (static_cast<uint32_t>(slot) >= static_cast<uint32_t>(p.slots) || tokens == 0) {
     part.writeZeros();
     return;
   }
   const HeadStream<Traits> stream{part, barriers};
   const HeadFlush<Traits> flush{part, barriers};
-  part.origin = __ldcg(p.origin + slot);
-  part.pending = __ldcg(p.pending + slot);
+  part.origin = min(max(__ldcg(p.origin + slot), 0), p.ringRows - 1);
+  part.pending = min(max(__ldcg(p.pending + slot), 0), p.window);
   part.loadShared(threadIdx.x);
   const bool flushes = part.flushes();
   if (flushes) {
