@@ -63,6 +63,7 @@ class Twin:
         self.pool = harness.Pool(shape, config, slots, self.dtype, library)
         self.layers: dict[int, FollowingLayer] = {}
         self.cursors: dict[int, Cursors] = {}
+        self.seen: dict[str, dict[int, Any]] = {}
         self.a = -self.rng.uniform(0.2, 16.0, shape.heads).astype(np.float32)
         self.skip = self.rng.standard_normal(shape.heads).astype(np.float32)
         self.gdn = shape.kind is SsmKind.GDN
@@ -114,9 +115,11 @@ class Twin:
         before = {n: t.clone() for n, t in self.pool.tensors.items()}
         self.pool.update(rows, out)
         torch.cuda.synchronize()
+        self.look()
         host = {n: t.double().cpu().numpy() for n, t in rows.items()}
+        outputs = out.double().cpu().numpy()
         for row, (slot, count) in enumerate(zip(slots, counts, strict=True)):
-            got = out[row].double().cpu().numpy()
+            got = outputs[row]
             live = count if slot >= 0 else 0
             assert (got[live:] == 0).all(), "tokens beyond num_tokens are zero"
             if live:
@@ -160,13 +163,20 @@ class Twin:
             bits = torch.int16 if tensor.element_size() == 2 else torch.int32
             assert torch.equal(tensor[idle].view(bits), before[name][idle].view(bits)), name
 
+    def look(self) -> None:
+        """`seen`: what the pool holds of every admitted slot, as float64 on the host, by tensor and slot."""
+        slots = list(self.layers)
+        for name, tensor in self.pool.tensors.items():
+            self.seen[name] = dict(zip(slots, tensor[slots].double().cpu().numpy(), strict=True))
+
     def check_state(self) -> None:
         """Checkpoint, cursors and committed records of every admitted slot."""
+        self.look()
         for slot, layer in self.layers.items():
             cursors = self.cursors[slot]
             for name, value in (("origin", cursors.origin), ("h", cursors.h), ("position", cursors.position)):
-                assert int(self.pool.tensors[name][slot]) == value, (name, slot)
-            got = self.pool.tensors["checkpoint"][slot].double().cpu().numpy()
+                assert int(self.seen[name][slot]) == value, (name, slot)
+            got = self.seen["checkpoint"][slot]
             scale = np.abs(layer.checkpoint).max(axis=(1, 2))
             error = np.abs(got - layer.checkpoint).max(axis=(1, 2))
             assert (error <= CHECKPOINT_BOUND * min(self.flushes(slot), 5) * scale).all(), (slot, (error / scale).max())
@@ -177,7 +187,7 @@ class Twin:
                 self.check_record({n: self.ring(n, slot, r) for n in self.pool.tensors if n.startswith("ring")}, record)
 
     def ring(self, name: str, slot: int, row: int) -> Any:
-        return self.pool.tensors[name][slot, :, row].double().cpu().numpy()
+        return self.seen[name][slot][:, row]
 
     def check_record(self, got: dict[str, Any], record: Record) -> None:
         assert (got["ring_k"] == record.key).all()
