@@ -54,7 +54,8 @@ def test_both_benchmarks_have_the_same_cases_windows_and_bytes(tmp_path: Path) -
 
 def test_every_case_is_a_valid_pool_and_named_once() -> None:
     names = [case.name for case in kernel_cases()]
-    assert len(set(names)) == len(names) > 100 and {"plain", "verify", "precision", "window", "prefill"} == set(suites())
+    assert len(set(names)) == len(names) > 100
+    assert {"plain", "verify", "precision", "window", "prefill"} == set(suites())
     assert all(case.config.window >= case.config.max_step_tokens for case in kernel_cases())
 
 
