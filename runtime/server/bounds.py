@@ -93,6 +93,16 @@ def _refused(expected: str, got: str) -> RequestError:
     return RequestError("request", "body", expected=expected, got=got)
 
 
+def _require_json(content_type: str) -> None:
+    """A web page may send other types to a server on its reader's machine without asking it first."""
+    kind = content_type.partition(";")[0].strip().lower()
+    if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
+        raise RequestError(
+            "HTTP", "Content-Type", expected="application/json", got=kind[:100] or "none",
+            hint="With curl: --header 'Content-Type: application/json'",
+        )  # fmt: skip
+
+
 def bounded_route(bounds: BodyBounds) -> type[APIRoute]:
     """A kind of route whose endpoints get bodies through `read_json`."""
 
@@ -108,6 +118,8 @@ def bounded_route(bounds: BodyBounds) -> type[APIRoute]:
             handle = super().get_route_handler()
 
             async def bounded(request: Request) -> Response:
+                if request.method == "POST":
+                    _require_json(request.headers.get("content-type", ""))
                 return await handle(_Bounded(request.scope, request.receive))
 
             return bounded

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from trtllm_replayssm.errors import ReplaySSMError
+from trtllm_replayssm.errors import ReplaySSMError, RequestError
 from trtllm_replayssm.runtime.server.errors import (
     RETRY,
     TooLargeError,
@@ -94,7 +94,12 @@ class Guard:
             raise TooLargeError("headers", limit=self._limits.header_bytes, status=431)
         if self._api_key is not None and scope["path"] not in OPEN_PATHS:
             self._check_key(headers)
+        names = {name for name, _ in headers}
+        if {b"content-length", b"transfer-encoding"} <= names:  # a proxy in front might see another end of the body
+            raise RequestError("HTTP", "Content-Length", expected="no Transfer-Encoding beside it", got="both")
         for name, value in headers:
+            if name == b"content-encoding" and value.lower() != b"identity":
+                raise RequestError("HTTP", "Content-Encoding", expected="identity", got=value.decode("latin-1")[:40])
             if name == b"content-length" and value.isdigit() and int(value[:20]) > self._limits.body_bytes:
                 raise TooLargeError("body", limit=self._limits.body_bytes, status=413)
 

@@ -11,6 +11,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from trtllm_replayssm.runtime.server.errors import error_object, error_response
 
 LINGER_SECONDS = 1.0
+HALF_CLOSED_SECONDS = 0.05
 READ_BYTES = 16 << 10  # thousands of chunks of one byte; parsing each takes some ten microseconds
 _MESSAGES = {400: "this is not an HTTP/1.1 request", 431: "the headers are too large"}
 
@@ -48,6 +49,11 @@ class Protocol(H11Protocol):
         """Bytes of the client; those behind a refusal are thrown away."""
         if not self._refused:
             super().data_received(data)
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """The client sends no more. Most have left; one that still reads is given what is ready in a moment."""
+        self.loop.call_later(HALF_CLOSED_SECONDS, self.transport.close)
+        return True
 
     def _linger(self) -> None:
         """Close, but read on for a moment: closing with bytes unread would take the refusal from the client."""

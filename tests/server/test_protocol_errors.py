@@ -102,3 +102,30 @@ def test_a_target_may_name_the_host(server: Service, scheme: bytes) -> None:
         server, b"GET " + scheme + b"x/v1/models/%74iny?a=b" + tail + b"Authorization: Bearer secret\r\n\r\n"
     )
     assert status == 200 and json.loads(body)["id"] == NAME
+
+
+@pytest.mark.parametrize("kind", [b"", b"text/plain", b"application/x-www-form-urlencoded", b"application/jsonp"])
+def test_a_body_of_another_type_is_refused_by_its_type(server: Service, kind: bytes) -> None:
+    body = json.dumps({"model": NAME, "prompt": "a"}).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer secret\r\nConnection: close\r\n"
+    typed = b"" if not kind else b"Content-Type: " + kind + b"\r\n"
+    found = error(talk(server, head + typed + b"Content-Length: %d\r\n\r\n" % len(body) + body), 400)
+    assert found["param"] == "Content-Type" and f"got {kind.decode() or 'none'}. With curl" in found["message"]
+    typed = b"Content-Type: application/json; charset=utf-8\r\n"
+    assert talk(server, head + typed + b"Content-Length: %d\r\n\r\n" % len(body) + body)[0] == 200
+
+
+@pytest.mark.parametrize("header", ["Content-Encoding: gzip", "Transfer-Encoding: chunked"])
+def test_headers_that_change_what_the_body_is_are_refused(server: Service, header: str) -> None:
+    data = POST + f"Authorization: Bearer secret\r\nContent-Length: 5\r\n{header}\r\n\r\n".encode()
+    assert error(talk(server, data + b"0\r\n\r\n"), 400)["param"] in ("Content-Encoding", "Content-Length")
+
+
+def test_a_client_that_closes_its_sending_side_reads_what_is_ready(server: Service) -> None:
+    with socket.create_connection(("127.0.0.1", server.settings.port), timeout=10) as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        connection.shutdown(socket.SHUT_WR)
+        began, data = time.monotonic(), b""
+        while piece := connection.recv(65536):
+            data += piece
+    assert data.startswith(b"HTTP/1.1 200 OK") and time.monotonic() - began < 5
