@@ -57,7 +57,7 @@ def step_floor(geometry: ModelGeometry, format_of: FormatOf, case: StepCase, ite
 
 def slot_state_bytes(geometry: ModelGeometry, case: StepCase, activation: ActivationDtype) -> int:
     """Recurrent state of one slot: checkpoints and records, or one state per token of a step, the least that a
-    conventional verifier can return to (our pool, like its peers', keeps one more).
+    conventional verifier can return to (our pool keeps one more).
     """
     pool = PoolConfig(slots=1, max_seq_len=1, activation=activation)
     if case.conventional:
