@@ -12,7 +12,7 @@ import torch
 from tests.native import harness
 from tests.native.test_session import weights
 from tests.paths import EXAMPLES
-from tests.runtime.torch_loops import Event, assert_same, make_engine, run, traffic
+from tests.runtime.torch_loops import Event, assert_same, bystander, make_engine, run, traffic
 from trtllm_replayssm.config import PoolConfig, ReplayConfig
 from trtllm_replayssm.dtypes import ActivationDtype
 from trtllm_replayssm.runtime.engine import Engine
@@ -32,7 +32,7 @@ ROWS = 8
 GRAPHS = CudaGraphConfig(batch_sizes=(ROWS,))
 
 
-def open_session(*, slots: int = ROWS, conventional: bool = False) -> TorchSession:
+def open_session(*, slots: int = ROWS + 1, conventional: bool = False) -> TorchSession:
     pool = PoolConfig(slots=slots, max_seq_len=512, activation=ActivationDtype.BFLOAT16)
     with Checkpoint.open(MODEL) as checkpoint:
         geometry = checkpoint.geometry
@@ -52,10 +52,34 @@ def test_plain_traffic_gets_the_tokens_of_the_host_s_path(conventional: bool) ->
     results = []
     for ahead in (False, True):
         session = open_session(conventional=conventional)
+        slot, held = bystander(session)
         engine = make_engine(session, "plain", ahead=ahead)
         results.append(run(engine, traffic(64, 4000, seed=3, longest=60)))
-        assert session.free_slots == ROWS and engine.stats.preemptions > 0
+        assert session.free_slots == session.pool.slots - 1 and engine.stats.preemptions > 0
+        assert session.pools.slot_hash(slot) == held
     assert_same(results[1], results[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_ten_thousand_steps_lose_no_slot_touch_no_other_and_need_no_more_memory(kind: str) -> None:
+    session = open_session()
+    slot, held = bystander(session)
+    engine = make_engine(session, kind, ahead=True)
+    engine.warm_up()
+    used: list[tuple[int, int]] = []
+
+    def after(step: int) -> None:
+        if step in (2_000, 9_000):
+            torch.cuda.synchronize()
+            used.append((torch.cuda.memory_allocated(), torch.cuda.memory_reserved()))
+        if step % 500 == 0:
+            assert session.pools.slot_hash(slot) == held
+
+    answers = run(engine, traffic(5_000, 4000, seed=11, longest=40), after)
+    assert len(answers) == 5_000 and engine.stats.steps >= 10_000
+    assert session.free_slots == session.pool.slots - 1
+    assert used[0][1] == used[1][1]
 
 
 @pytest.mark.parametrize("kind", ["ngram", "mtp"])

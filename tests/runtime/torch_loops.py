@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,8 +12,10 @@ from trtllm_replayssm.runtime.ahead import steps_ahead
 from trtllm_replayssm.runtime.engine import Engine, EngineConfig
 from trtllm_replayssm.runtime.options import MTPDecodingConfig, NGramDecodingConfig, SpeculativeConfig
 from trtllm_replayssm.runtime.outputs import request_output
+from trtllm_replayssm.runtime.pools.poison import poison_dead_memory
 from trtllm_replayssm.runtime.replica import make_drafter
 from trtllm_replayssm.runtime.sampling.params import SamplingParams
+from trtllm_replayssm.runtime.session.base import DecodeRow, PrefillChunk
 from trtllm_replayssm.runtime.session.torch_session import TorchSession
 
 DRAFTS = 3
@@ -37,8 +40,9 @@ class Event:
 
 
 def make_engine(session: TorchSession, kind: str, *, ahead: bool, debug: bool = False) -> Engine:
+    """An engine that may use every slot but one: a bystander can hold that."""
     config = EngineConfig(
-        max_batch_size=session.pool.slots, max_num_tokens=session.pool.slots * (1 + DRAFTS) + 64, prefill_chunk=16,
+        max_batch_size=session.pool.slots - 1, max_num_tokens=session.pool.slots * (1 + DRAFTS) + 64, prefill_chunk=16,
         debug=debug,
     )  # fmt: skip
     steps = steps_ahead(session, KINDS[kind], wanted=True, keeps_ends=False) if ahead else None
@@ -72,8 +76,21 @@ SETTINGS: tuple[dict[str, Any], ...] = (
 )
 
 
-def run(engine: Engine, events: list[Event]) -> Answers:
-    """Play the events -> (tokens, finish reason) of every choice, by the number of its `add` event."""
+def bystander(session: TorchSession) -> tuple[int, str]:
+    """A slot that no engine knows, and the hash of what it holds (dead memory is poisoned, as in debugging)."""
+    slot = session.allocate(seed=99)
+    session.prefill([PrefillChunk(slot, [3, 1, 4, 1, 5, 9, 2, 6], True)])
+    session.decode([DecodeRow(slot, [5])])
+    session.commit([1])
+    poison_dead_memory(session.pools)
+    return slot, session.pools.slot_hash(slot)
+
+
+def run(engine: Engine, events: list[Event], after: Callable[[int], None] | None = None) -> Answers:
+    """Play the events -> (tokens, finish reason) of every choice, by the number of its `add` event.
+
+    after: called with the number of each step that has run.
+    """
     done: Answers = {}
     left, step, numbers = list(events), 0, {}
     adds = [event for event in events if event.what == "add"]
@@ -94,6 +111,8 @@ def run(engine: Engine, events: list[Event]) -> Answers:
             if request.finished:
                 output = request_output(request)
                 done[numbers[request.request_id]] = [(o.token_ids, o.finish_reason) for o in output.outputs]
+        if after is not None:
+            after(step)
         step += 1
     return done
 
