@@ -28,13 +28,14 @@ from trtllm_replayssm.runtime.progress import progress_bar
 from trtllm_replayssm.runtime.replica import ReplicaOptions, build_engine
 from trtllm_replayssm.runtime.sampling.params import SamplingParams
 from trtllm_replayssm.runtime.scheduler.request import DEFAULT_PRIORITY
+from trtllm_replayssm.runtime.session.graph_sizes import EVERY_BATCH, CudaGraphConfig
 from trtllm_replayssm.runtime.stats import EngineLoad
 from trtllm_replayssm.runtime.text.tokenizer import Tokenizer
 from trtllm_replayssm.shapes import ModelGeometry
 
 __all__ = [
-    "DEFAULT_PRIORITY", "LLM", "CompletionOutput", "KvCacheConfig", "MTPDecodingConfig", "NGramDecodingConfig",
-    "Prompt", "RequestHandle", "RequestOutput", "SamplingParams",
+    "DEFAULT_PRIORITY", "LLM", "CompletionOutput", "CudaGraphConfig", "KvCacheConfig", "MTPDecodingConfig",
+    "NGramDecodingConfig", "Prompt", "RequestHandle", "RequestOutput", "SamplingParams",
 ]  # fmt: skip
 
 Prompt = str | Sequence[int] | Mapping[str, object]
@@ -61,6 +62,7 @@ class LLM:
         device: str = "cpu",
         backend: str = "torch",
         plugin_library: str | Path | None = None,
+        cuda_graph_config: CudaGraphConfig | None = EVERY_BATCH,
         debug: bool = False,
         device_loop: bool | None = None,
     ) -> None:
@@ -73,9 +75,14 @@ class LLM:
         prefill_chunk: tokens of one prompt chunk. replay_config: how recurrent state is kept; its max_step_tokens
         follows from the draft length.
         state_cache: "conventional" reads and writes the whole state at each step, for comparison. seed: for requests
+<<<<<<< HEAD
         without one. plugin_library: of a bundle whose engines have plugins. debug: check all bookkeeping after each
         step. device_loop: sample, accept and draft on the device, one step ahead of the host, for requests that need
         no penalties, masks, log-probabilities or minimum length; None: on a GPU.
+=======
+        without one. plugin_library: of a bundle whose engines have plugins. cuda_graph_config: batch sizes to record on
+        a GPU before the first request, None: none. debug: check all bookkeeping after each step.
+>>>>>>> 0f65c4d ([runtime] recorded batch sizes by cuda_graph_config; engines start warmed up)
         """
         options = ReplicaOptions(
             dtype=dtype,
@@ -91,6 +98,7 @@ class LLM:
             device=device,
             backend=backend,
             plugin_library=plugin_library,
+            cuda_graphs=cuda_graph_config,
             debug=debug,
             device_loop=device_loop,
         )

@@ -12,6 +12,7 @@ from trtllm_replayssm.config import MAX_STEP_TOKENS, ReplayConfig
 from trtllm_replayssm.dtypes import Rounding, StateFormat
 from trtllm_replayssm.errors import ConfigError
 from trtllm_replayssm.runtime.prefix.settings import DEFAULT_BLOCK
+from trtllm_replayssm.runtime.session.graph_sizes import CudaGraphConfig
 
 _LOG = logging.getLogger(__name__)
 AUTO = "auto"
@@ -106,7 +107,7 @@ class NGramDecodingConfig:
 
 
 SpeculativeConfig = MTPDecodingConfig | NGramDecodingConfig
-_Config = TypeVar("_Config", KvCacheConfig, MTPDecodingConfig, NGramDecodingConfig)
+_Config = TypeVar("_Config", KvCacheConfig, MTPDecodingConfig, NGramDecodingConfig, CudaGraphConfig)
 
 
 def config_from_mapping(kind: type[_Config], values: Mapping[str, Any]) -> _Config:

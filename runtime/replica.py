@@ -31,6 +31,7 @@ from trtllm_replayssm.runtime.prefix.settings import PrefixConfig
 from trtllm_replayssm.runtime.prefix.sizes import prompt_snapshot_bytes
 from trtllm_replayssm.runtime.sampling.params import MAX_SEED
 from trtllm_replayssm.runtime.session.base import Session
+from trtllm_replayssm.runtime.session.graph_sizes import EVERY_BATCH, CudaGraphConfig
 from trtllm_replayssm.runtime.speculative.drafter import Drafter
 from trtllm_replayssm.runtime.speculative.mtp import MtpDrafter
 from trtllm_replayssm.runtime.speculative.ngram import NGramDrafter
@@ -64,6 +65,7 @@ class ReplicaOptions:
     device: str = "cpu"
     backend: str = "torch"
     plugin_library: str | Path | None = None
+    cuda_graphs: CudaGraphConfig | None = EVERY_BATCH
     debug: bool = False
     device_loop: bool | None = None
 
@@ -74,6 +76,7 @@ class ReplicaOptions:
         none = type(None)
         require_type("LLM", "speculative_config", self.speculative, MTPDecodingConfig, NGramDecodingConfig, none)
         require_type("LLM", "kv_cache_config", self.kv_cache, KvCacheConfig)
+        require_type("LLM", "cuda_graph_config", self.cuda_graphs, CudaGraphConfig, none)
         require_type("LLM", "replay_config", self.replay, ReplayConfig, none)
         require_type("LLM", "seed", self.seed, int)
         require_type("LLM", "device_loop", self.device_loop, bool, none)
@@ -141,13 +144,18 @@ def build_engine(model: str | Path, tokenizer: object, options: ReplicaOptions) 
     from trtllm_replayssm.runtime.session.torch_session import TorchSession
 
     session = TorchSession.from_checkpoint(
-        checkpoint, replay, pool, state_cache=options.state_cache, device=options.device, debug=options.debug
-    )
+        checkpoint, replay, pool, state_cache=options.state_cache, device=options.device, debug=options.debug,
+        cuda_graphs=options.cuda_graphs,
+    )  # fmt: skip
     return engine_over(session, model, tokenizer, options)
 
 
 def engine_over(session: Session, model: str | Path, tokenizer: object, options: ReplicaOptions) -> Engine:
-    """An engine over a session, with the tokenizer given or that of the directory `model`, and a drafter."""
+    """An engine over a session, with the tokenizer given or that of the directory `model`, and a drafter.
+
+    The session is warmed up: the first request finds everything made.
+    """
+    session.warm_up()
     text = _tokenizer(model, tokenizer)
     config = options.engine_config(_prefix_config(options.kv_cache, session))
     keeps_ends = config.prefix is not None and config.prefix.outputs

@@ -20,6 +20,7 @@ _LAZY = {
     "RequestOutput": "trtllm_replayssm.runtime.llm",
     "CompletionOutput": "trtllm_replayssm.runtime.llm",
     "SamplingParams": "trtllm_replayssm.runtime.sampling.params",
+    "CudaGraphConfig": "trtllm_replayssm.runtime.llm",
     "KvCacheConfig": "trtllm_replayssm.runtime.llm",
     "MTPDecodingConfig": "trtllm_replayssm.runtime.llm",
     "NGramDecodingConfig": "trtllm_replayssm.runtime.llm",
@@ -31,6 +32,7 @@ _LAZY = {
 __all__ = [
     "LLM",
     "CompletionOutput",
+    "CudaGraphConfig",
     "KvCacheConfig",
     "MTPDecodingConfig",
     "NGramDecodingConfig",

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from trtllm_replayssm.config import ReplayConfig
 from trtllm_replayssm.dtypes import Rounding, StateFormat
 from trtllm_replayssm.errors import ConfigError, UnsupportedError
-from trtllm_replayssm.runtime.llm import KvCacheConfig, MTPDecodingConfig, NGramDecodingConfig
+from trtllm_replayssm.runtime.llm import CudaGraphConfig, KvCacheConfig, MTPDecodingConfig, NGramDecodingConfig
 from trtllm_replayssm.runtime.options import AUTO, STATE_DTYPES, SpeculativeConfig, config_from_mapping
 from trtllm_replayssm.runtime.server.limits import Limits
 
@@ -29,7 +29,7 @@ _ENGINE = {
 _DRAFTER = ("drafter", "draft_len", "max_matching_ngram_size", "sample_drafts")
 _INTEGERS = frozenset({"max_batch_size", "max_num_tokens", "max_seq_len"})
 _Value = TypeVar("_Value")
-_Config = TypeVar("_Config", KvCacheConfig, MTPDecodingConfig, NGramDecodingConfig)
+_Config = TypeVar("_Config", KvCacheConfig, MTPDecodingConfig, NGramDecodingConfig, CudaGraphConfig)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +102,11 @@ def resolve(values: Mapping[str, Any]) -> Launch:
         cache = options["kv_cache_config"] = _config(
             KvCacheConfig, _mapping("kv_cache_config", values["kv_cache_config"])
         )
+    if "cuda_graph_config" in values:  # null means none, as in TensorRT-LLM
+        graphs = values["cuda_graph_config"]
+        options["cuda_graph_config"] = (
+            None if graphs is None else _config(CudaGraphConfig, _mapping("cuda_graph_config", graphs))
+        )
     speculative = _speculative(values.get("speculative_config"), ours)
     if speculative is not None:
         options["speculative_config"] = speculative
@@ -135,10 +140,6 @@ def _refuse_inactive(values: Mapping[str, Any]) -> None:
     for name, built in _FIXED.items():
         if values.get(name) is not None and values[name] not in built:
             raise UnsupportedError("serve", name, expected=" or ".join(map(str, built)), got=values[name])
-    graphs = values.get("cuda_graph_config")
-    if graphs is not None:
-        asked = ", ".join(f"cuda_graph_config.{key}" for key in _mapping("cuda_graph_config", graphs)) or "{}"
-        raise UnsupportedError("serve", "cuda_graph_config", expected="null (no graphs are captured)", got=asked)
 
 
 def _mapping(name: str, value: object) -> Mapping[str, Any]:

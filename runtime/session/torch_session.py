@@ -89,6 +89,11 @@ class TorchSession:
     def warm_up(self) -> None:
         """See `Session.warm_up`."""
         self._require_settled("warm_up", sorted(self.pools.slots.used))
+        if self._device.type == "cuda" and self.free_slots:
+            slot = self.allocate(0)  # a prompt in two chunks, so that both kinds of chunk have run
+            for last in (False, True):
+                self.prefill([PrefillChunk(slot, [0], last)])
+            self.free(slot)
         self._steps.warm_up()
         self._head.warm_up()
 

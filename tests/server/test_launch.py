@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.paths import EXAMPLES
-from trtllm_replayssm import KvCacheConfig, MTPDecodingConfig, NGramDecodingConfig, ReplayConfig
+from trtllm_replayssm import CudaGraphConfig, KvCacheConfig, MTPDecodingConfig, NGramDecodingConfig, ReplayConfig
 from trtllm_replayssm.dtypes import Rounding, StateFormat
 from trtllm_replayssm.errors import ConfigError, ReplaySSMError, UnsupportedError
 from trtllm_replayssm.runtime.options import resolve_replay
@@ -77,8 +77,11 @@ def test_every_key_arrives_where_it_acts() -> None:
         ({"guided_decoding_backend": "llguidance"}, "guided_decoding_backend"),
         ({"tp_size": 2}, "tp_size"), ({"pipeline_parallel_size": 4}, "pipeline_parallel_size"),
         ({"tensor_parallel_size": 8}, "tensor_parallel_size"), ({"max_beam_width": 2}, "max_beam_width"),
-        ({"cuda_graph_config": {"max_batch_size": 8}}, "cuda_graph_config.max_batch_size"),
-        ({"cuda_graph_config": {}}, "cuda_graph_config"),
+        ({"cuda_graph_config": {"max_batch_size": 0}}, "max_batch_size"),
+        ({"cuda_graph_config": {"batch_sizes": [1, "2"]}}, "batch_sizes"),
+        ({"cuda_graph_config": {"batch_sizes": 4}}, "CudaGraphConfig"),
+        ({"cuda_graph_config": {"batch_sizes": [1, 2], "max_batch_size": 4}}, "max_batch_size"),
+        ({"cuda_graph_config": {"mode": "piecewise"}}, "mode"), ({"cuda_graph_config": True}, "cuda_graph_config"),
         ({"enable_chunked_prefill": False}, "enable_chunked_prefill"), ({"backend": "tensorrt"}, "backend"),
         ({"moe_config": {}}, "moe_config"), ({"kv_cache_config": {"dtype": "fp8"}}, "dtype"),
         ({"kv_cache_config": {"max_tokens": "many"}}, "KvCacheConfig"), ({"kv_cache_config": 3}, "kv_cache_config"),
@@ -98,6 +101,13 @@ def test_what_does_not_act_is_refused_by_name(values: dict[str, Any], named: str
     with pytest.raises(ReplaySSMError, match=named.replace(".", r"\.")) as caught:
         resolve(values)
     assert isinstance(caught.value, (ConfigError, UnsupportedError))
+
+
+def test_recorded_batch_sizes_are_those_of_the_file_and_null_means_none() -> None:
+    assert "cuda_graph_config" not in resolve({}).options
+    assert resolve({"cuda_graph_config": None}).options["cuda_graph_config"] is None
+    for section in ({}, {"batch_sizes": [8, 1, 4]}, {"max_batch_size": 9, "enable_padding": False}):
+        assert resolve({"cuda_graph_config": section}).options["cuda_graph_config"] == CudaGraphConfig(**section)
 
 
 def test_the_state_format_of_the_cache_settings_goes_together_with_our_own() -> None:
