@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import overload
 
-from trtllm_replayssm.config import ReplayConfig
+from trtllm_replayssm.config import EVERY_BATCH, CudaGraphConfig, ReplayConfig
 from trtllm_replayssm.errors import RequestError
 from trtllm_replayssm.runtime.engine import Engine
 from trtllm_replayssm.runtime.handle import RequestHandle
@@ -28,7 +28,6 @@ from trtllm_replayssm.runtime.progress import progress_bar
 from trtllm_replayssm.runtime.replica import ReplicaOptions, build_engine
 from trtllm_replayssm.runtime.sampling.params import SamplingParams
 from trtllm_replayssm.runtime.scheduler.request import DEFAULT_PRIORITY
-from trtllm_replayssm.runtime.session.graph_sizes import EVERY_BATCH, CudaGraphConfig
 from trtllm_replayssm.runtime.stats import EngineLoad
 from trtllm_replayssm.runtime.text.tokenizer import Tokenizer
 from trtllm_replayssm.shapes import ModelGeometry
@@ -75,14 +74,10 @@ class LLM:
         prefill_chunk: tokens of one prompt chunk. replay_config: how recurrent state is kept; its max_step_tokens
         follows from the draft length.
         state_cache: "conventional" reads and writes the whole state at each step, for comparison. seed: for requests
-<<<<<<< HEAD
-        without one. plugin_library: of a bundle whose engines have plugins. debug: check all bookkeeping after each
-        step. device_loop: sample, accept and draft on the device, one step ahead of the host, for requests that need
-        no penalties, masks, log-probabilities or minimum length; None: on a GPU.
-=======
         without one. plugin_library: of a bundle whose engines have plugins. cuda_graph_config: batch sizes to record on
-        a GPU before the first request, None: none. debug: check all bookkeeping after each step.
->>>>>>> 0f65c4d ([runtime] recorded batch sizes by cuda_graph_config; engines start warmed up)
+        a GPU before the first request, None: none. debug: check all bookkeeping after each step. device_loop: sample,
+        accept and draft on the device, one step ahead of the host, for requests that need no penalties, masks,
+        log-probabilities or minimum length; None: on a GPU.
         """
         options = ReplicaOptions(
             dtype=dtype,

@@ -8,11 +8,10 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
 from trtllm_replayssm.checks import require_positive, require_type
-from trtllm_replayssm.config import MAX_STEP_TOKENS, ReplayConfig
+from trtllm_replayssm.config import MAX_STEP_TOKENS, CudaGraphConfig, ReplayConfig
 from trtllm_replayssm.dtypes import Rounding, StateFormat
 from trtllm_replayssm.errors import ConfigError
 from trtllm_replayssm.runtime.prefix.settings import DEFAULT_BLOCK
-from trtllm_replayssm.runtime.session.graph_sizes import CudaGraphConfig
 
 _LOG = logging.getLogger(__name__)
 AUTO = "auto"

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from trtllm_replayssm.checks import require_positive, require_type
-from trtllm_replayssm.config import PoolConfig, ReplayConfig
+from trtllm_replayssm.config import EVERY_BATCH, CudaGraphConfig, PoolConfig, ReplayConfig
 from trtllm_replayssm.dtypes import ActivationDtype
 from trtllm_replayssm.errors import ConfigError, UnsupportedError
 from trtllm_replayssm.manifest import MANIFEST, read_manifest
@@ -31,7 +31,6 @@ from trtllm_replayssm.runtime.prefix.settings import PrefixConfig
 from trtllm_replayssm.runtime.prefix.sizes import prompt_snapshot_bytes
 from trtllm_replayssm.runtime.sampling.params import MAX_SEED
 from trtllm_replayssm.runtime.session.base import Session
-from trtllm_replayssm.runtime.session.graph_sizes import EVERY_BATCH, CudaGraphConfig
 from trtllm_replayssm.runtime.speculative.drafter import Drafter
 from trtllm_replayssm.runtime.speculative.mtp import MtpDrafter
 from trtllm_replayssm.runtime.speculative.ngram import NGramDrafter
@@ -151,11 +150,7 @@ def build_engine(model: str | Path, tokenizer: object, options: ReplicaOptions) 
 
 
 def engine_over(session: Session, model: str | Path, tokenizer: object, options: ReplicaOptions) -> Engine:
-    """An engine over a session, with the tokenizer given or that of the directory `model`, and a drafter.
-
-    The session is warmed up: the first request finds everything made.
-    """
-    session.warm_up()
+    """An engine over a session, with the tokenizer given or that of the directory `model`, and a drafter."""
     text = _tokenizer(model, tokenizer)
     config = options.engine_config(_prefix_config(options.kv_cache, session))
     keeps_ends = config.prefix is not None and config.prefix.outputs

@@ -20,7 +20,7 @@ _LAZY = {
     "RequestOutput": "trtllm_replayssm.runtime.llm",
     "CompletionOutput": "trtllm_replayssm.runtime.llm",
     "SamplingParams": "trtllm_replayssm.runtime.sampling.params",
-    "CudaGraphConfig": "trtllm_replayssm.runtime.llm",
+    "CudaGraphConfig": "trtllm_replayssm.config",
     "KvCacheConfig": "trtllm_replayssm.runtime.llm",
     "MTPDecodingConfig": "trtllm_replayssm.runtime.llm",
     "NGramDecodingConfig": "trtllm_replayssm.runtime.llm",

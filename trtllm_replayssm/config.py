@@ -74,3 +74,35 @@ class PoolConfig:
     def __post_init__(self) -> None:
         for name in ("slots", "max_seq_len"):
             require_positive("PoolConfig", name, getattr(self, name))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CudaGraphConfig:
+    """Batch sizes to record as CUDA graphs, by TensorRT-LLM's names. Nothing is recorded without a GPU.
+
+    batch_sizes: exactly these, None: powers of two and multiples of 64 up to max_batch_size. max_batch_size: the
+    largest that is recorded, None: every batch that the session can hold. enable_padding: a step of another size runs
+    in the next larger one; False: only steps of exactly a recorded size do. Larger steps are launched one by one.
+    """
+
+    batch_sizes: tuple[int, ...] | None = None
+    max_batch_size: int | None = None
+    enable_padding: bool = True
+
+    def __post_init__(self) -> None:
+        require_type("CudaGraphConfig", "enable_padding", self.enable_padding, bool)
+        if self.max_batch_size is not None:
+            require_positive("CudaGraphConfig", "max_batch_size", self.max_batch_size)
+        if self.batch_sizes is None:
+            return
+        object.__setattr__(self, "batch_sizes", tuple(self.batch_sizes))
+        for size in self.batch_sizes:
+            require_positive("CudaGraphConfig", "batch_sizes", size)
+        if self.max_batch_size is not None and self.max_batch_size != max(self.batch_sizes, default=0):
+            raise ConfigError(
+                "CudaGraphConfig", "max_batch_size", expected="none beside batch_sizes, or their largest",
+                got=self.max_batch_size,
+            )  # fmt: skip
+
+
+EVERY_BATCH = CudaGraphConfig()

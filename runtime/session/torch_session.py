@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from trtllm_replayssm.config import PoolConfig, ReplayConfig
+from trtllm_replayssm.config import EVERY_BATCH, CudaGraphConfig, PoolConfig, ReplayConfig
 from trtllm_replayssm.errors import ContractError
 from trtllm_replayssm.ops.dtypes import torch_dtype
 from trtllm_replayssm.ops.layer_state import StepRows
@@ -24,7 +24,7 @@ from trtllm_replayssm.runtime.session.base import DecodeRow, Logits, MtpRow, Pre
 from trtllm_replayssm.runtime.session.capture import GraphPool
 from trtllm_replayssm.runtime.session.decode_steps import DecodeSteps
 from trtllm_replayssm.runtime.session.device import usable_device
-from trtllm_replayssm.runtime.session.graph_sizes import EVERY_BATCH, CudaGraphConfig, RecordedSizes
+from trtllm_replayssm.runtime.session.graph_sizes import RecordedSizes, recorded_sizes
 from trtllm_replayssm.runtime.session.integers import INT64, integers
 from trtllm_replayssm.runtime.session.logits_buffer import LogitsBuffer
 from trtllm_replayssm.runtime.session.mtp_head import MtpHead
@@ -62,7 +62,7 @@ class TorchSession:
         self.graphs = GraphPool(self._device, enabled=cuda_graphs is not None)
         sizes = RecordedSizes()
         if cuda_graphs is not None and self.graphs.records and waits_for_nothing(pools, native):
-            sizes = cuda_graphs.recorded(self.pool.slots)
+            sizes = recorded_sizes(cuda_graphs, self.pool.slots)
         self.recorded = sizes
         longest = max(sizes.sizes, default=0) * self.replay.max_step_tokens
         logits = LogitsBuffer(longest, self.geometry.vocab, self._device)

@@ -13,12 +13,11 @@ import torch
 from tests.native import harness
 from tests.native.test_session import weights
 from tests.paths import EXAMPLES
-from trtllm_replayssm.config import PoolConfig, ReplayConfig
+from trtllm_replayssm.config import EVERY_BATCH, PoolConfig, ReplayConfig
 from trtllm_replayssm.dtypes import ActivationDtype
 from trtllm_replayssm.runtime.pools.poison import poison_dead_memory
 from trtllm_replayssm.runtime.pools.state_pools import StatePools
 from trtllm_replayssm.runtime.session.base import DecodeRow, MtpRow, PrefillChunk
-from trtllm_replayssm.runtime.session.graph_sizes import EVERY_BATCH
 from trtllm_replayssm.runtime.session.torch_session import TorchSession
 from trtllm_replayssm.weights.checkpoint import Checkpoint
 

@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 
 from tests.session.sessions import FAMILIES, hashes, open_session, sequence, start
 from tests.tolerance import LOGIT_NOISE
+from trtllm_replayssm.config import CudaGraphConfig
 from trtllm_replayssm.errors import ConfigError, ContractError
 from trtllm_replayssm.runtime.session.base import DecodeRow
 from trtllm_replayssm.runtime.session.decode_steps import DecodeSteps
-from trtllm_replayssm.runtime.session.graph_sizes import CudaGraphConfig, RecordedSizes, batch_sizes
+from trtllm_replayssm.runtime.session.graph_sizes import RecordedSizes, batch_sizes, recorded_sizes
 from trtllm_replayssm.runtime.session.logits_buffer import LogitsBuffer
 from trtllm_replayssm.runtime.session.torch_session import TorchSession
 
@@ -36,11 +37,11 @@ def test_every_step_has_a_size_that_wastes_less_than_half_and_at_most_63_rows_ab
 
 
 def test_the_configuration_says_which_sizes_and_whether_to_pad() -> None:
-    assert CudaGraphConfig(max_batch_size=5).recorded(99).sizes == (1, 2, 4, 5)
-    assert CudaGraphConfig(batch_sizes=(8, 2, 64)).recorded(32).sizes == (2, 8, 32)
-    exact = CudaGraphConfig(batch_sizes=(2, 8), enable_padding=False).recorded(32)
+    assert recorded_sizes(CudaGraphConfig(max_batch_size=5), 99).sizes == (1, 2, 4, 5)
+    assert recorded_sizes(CudaGraphConfig(batch_sizes=(8, 2, 64)), 32).sizes == (2, 8, 32)
+    exact = recorded_sizes(CudaGraphConfig(batch_sizes=(2, 8), enable_padding=False), 32)
     assert [exact.place(n) for n in (1, 2, 3, 8, 9)] == [None, 2, None, 8, None]
-    padded = CudaGraphConfig(batch_sizes=(2, 8)).recorded(32)
+    padded = recorded_sizes(CudaGraphConfig(batch_sizes=(2, 8)), 32)
     assert [padded.place(n) for n in (1, 2, 3, 8, 9)] == [2, 2, 8, 8, None]
     assert RecordedSizes().place(1) is None
     with pytest.raises(ConfigError, match="batch_sizes"):
