@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from trtllm_replayssm.config import PoolConfig, ReplayConfig
@@ -17,10 +15,11 @@ from trtllm_replayssm.ops.dtypes import torch_dtype
 from trtllm_replayssm.ops.layer_state import ConventionalLayerState
 from trtllm_replayssm.ops.reference.gdn import gdn_fold
 from trtllm_replayssm.ops.reference.mamba2 import mamba2_fold
+from trtllm_replayssm.runtime.evaluation.forced_steps import ForcedSteps
 from trtllm_replayssm.runtime.evaluation.saved_run import SavedRun, save_run
 from trtllm_replayssm.runtime.evaluation.streams import Stream
 from trtllm_replayssm.runtime.pools.state_pools import StatePools
-from trtllm_replayssm.runtime.session.base import DecodeRow, Logits, PrefillChunk
+from trtllm_replayssm.runtime.session.base import PrefillChunk
 from trtllm_replayssm.runtime.session.device import usable_device
 from trtllm_replayssm.runtime.session.torch_session import TorchSession
 from trtllm_replayssm.runtime.session.torch_weights import TorchWeights
@@ -58,6 +57,8 @@ class ForcedDecoding:
     A step of several tokens equals that many steps of one as long as it does not flush: it reads the same checkpoint.
     In a flush all tokens of a step read the old checkpoint, while plain decoding reads the new one behind the first. So
     steps are as wide as the pool and the window allow, and the one that flushes has one token.
+
+    steps: what the device runs, see `ForcedSteps`.
     """
 
     def __init__(
@@ -80,34 +81,36 @@ class ForcedDecoding:
             self.slots = [self.session.restore(snapshot) for snapshot in loaded]
             self.position = saved.position
             self._records = self.session.cursors(self.slots[0]).h
-            return
-        self.slots = [self.session.allocate(s.seed) for s in streams]
-        self.session.prefill([PrefillChunk(x, s.ids[:prompt], True) for x, s in zip(self.slots, streams, strict=True)])
-        self.position = prompt
-        self._records = 0
+        else:
+            self.slots = [self.session.allocate(s.seed) for s in streams]
+            chunks = [PrefillChunk(x, s.ids[:prompt], True) for x, s in zip(self.slots, streams, strict=True)]
+            self.session.prefill(chunks)
+            self.position = prompt
+            self._records = 0
+        self.steps = ForcedSteps(self.session, self.slots, [s.ids for s in streams])
 
     def save(self, path: Path) -> None:
         """Write what `saved` takes."""
         save_run(path, [self.session.save(slot) for slot in self.slots])
 
-    def step(self, most: int) -> list[Logits]:
-        """Decode the next tokens of every stream, 1..most of them -> logits [n, V] of each row, after each token."""
+    def step(self, most: int) -> Tensor:
+        """Decode the next tokens of every stream, 1..most of them -> logits [rows, n, V], after each token.
+
+        They are on the device and valid until the next step.
+        """
         replay = self.session.replay
         flush = not self._conventional and self._records + 1 > replay.window
         room = most if self._conventional else replay.window - self._records
         tokens = 1 if flush else min(most, room, replay.max_step_tokens)
-        start, stop = self.position, self.position + tokens
-        rows = [DecodeRow(x, s.ids[start:stop]) for x, s in zip(self.slots, self.streams, strict=True)]
-        logits = self.session.decode(rows)
-        self.session.commit([tokens] * len(rows))
+        logits = self.steps.run(tokens, flushes=flush)
         self._records = tokens if flush else self._records + tokens
-        self.position = stop
+        self.position += tokens
         return logits
 
-    def states(self) -> NDArray[np.float32]:
-        """The recurrent states with all committed records applied, [layers, rows, H, P, N] on the host."""
+    def states(self) -> Tensor:
+        """The recurrent states with all committed records applied, [layers, rows, H, P, N] float32."""
         pools, slots = self.session.pools, torch.tensor(self.slots, device=self._model.device)
-        return np.stack([self._layer_states(pools, layer, slots).cpu().numpy() for layer in pools.ssm])
+        return torch.stack([self._layer_states(pools, layer, slots) for layer in pools.ssm])
 
     def _layer_states(self, pools: StatePools, layer: int, slots: Tensor) -> Tensor:
         state = pools.ssm[layer]

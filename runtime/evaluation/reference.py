@@ -1,7 +1,8 @@
 """The reference of an evaluation on disk: log-probabilities of the measured positions only, and states, by length.
 
-One file holds [positions, rows, V] float32 of the window that ends at a length, so that no run keeps more than the
-window it is in, and every configuration can be measured against it in a process of its own.
+One file holds [positions, texts, V] float32 of the window that ends at a length, so that no run keeps more than the
+window it is in, and every configuration can be measured against it in a process of its own. The seeds of a text share
+its reference, which draws nothing.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from trtllm_replayssm.config import ReplayConfig
 from trtllm_replayssm.runtime.evaluation.forcing import ForcedDecoding, Model
@@ -34,6 +37,17 @@ class Plan:
     lengths: tuple[int, ...]
     reference_step: int = 1
 
+    @property
+    def texts(self) -> tuple[Stream, ...]:
+        """The first stream of each text."""
+        return tuple({(s.text, s.digest): s for s in reversed(self.streams)}.values())[::-1]
+
+    @property
+    def text_of_row(self) -> list[int]:
+        """Index of each stream's text among `texts`."""
+        places = {(s.text, s.digest): i for i, s in enumerate(self.texts)}
+        return [places[s.text, s.digest] for s in self.streams]
+
     def positions(self, length: int) -> range:
         """Decoded tokens whose outputs count at a length: the last 256, fewer where it is shorter."""
         return range(max(0, length - POSITIONS), length)
@@ -46,18 +60,18 @@ class ReferenceFiles:
         self._folder = folder
 
     def _path(self, kind: str, length: int) -> Path:
-        return self._folder / f"reference-{kind}-{length}.npy"
+        return self._folder / f"reference-of-texts-{kind}-{length}.npy"
 
     def complete(self, lengths: Sequence[int]) -> bool:
         """Whether every length is there."""
         return all(self._path(kind, n).exists() for kind in ("logprobs", "states") for n in lengths)
 
     def logprobs(self, length: int) -> NDArray[np.float32]:
-        """[positions, rows, V], mapped from the disk."""
+        """[positions, texts, V], mapped from the disk."""
         return np.asarray(np.load(self._path("logprobs", length), mmap_mode="r"))
 
     def states(self, length: int) -> NDArray[np.float32]:
-        """[layers, rows, H, P, N] after `length` tokens."""
+        """[layers, texts, H, P, N] after `length` tokens."""
         return np.asarray(np.load(self._path("states", length)))
 
     @property
@@ -65,40 +79,47 @@ class ReferenceFiles:
         """Where the reference's own state is saved after each length."""
         return self._folder / "reference-run.pt"
 
-    def save(self, kind: str, length: int, array: NDArray[np.float32]) -> None:
+    def save(self, kind: str, length: int, tensor: Tensor) -> None:
         """Write one array; it appears under its name only when whole."""
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._path(kind, length)
         part = path.with_suffix(".part.npy")
-        np.save(part, array)
+        np.save(part, tensor.cpu().numpy())
         part.rename(path)
 
 
-def write_reference(model: Model, plan: Plan, files: ReferenceFiles, report: Callable[[int], None]) -> None:
-    """Conventional decoding with float32 states over the plan; `report` hears the tokens done after each step."""
+def write_reference(
+    model: Model, plan: Plan, files: ReferenceFiles, report: Callable[[int], None], *, keep_states: bool = True
+) -> None:
+    """Conventional decoding with float32 states over the plan; `report` hears the tokens done after each step.
+
+    keep_states: save its own state after each length, from which a longer plan goes on.
+    """
     step = plan.reference_step
     replay = ReplayConfig(window=step, max_step_tokens=step)
     saved = usable_run(load_run(files.run), plan, [n for n in plan.lengths if not files.complete([n])])
-    run = ForcedDecoding(model, replay, plan.streams, plan.prompt, conventional=True, saved=saved)
+    run = ForcedDecoding(model, replay, plan.texts, plan.prompt, conventional=True, saved=saved)
     vocab, done = model.checkpoint.geometry.vocab, run.position - plan.prompt
     for length in [n for n in plan.lengths if n > done]:
         window = plan.positions(length)
-        kept = np.empty((len(window), len(plan.streams), vocab), np.float32)
+        kept = torch.empty((len(window), len(plan.texts), vocab), device=model.device)
         if window.start < done:  # lengths closer than the window: what they share was measured before
             previous = files.logprobs(done)
             shared = done - window.start
-            kept[:shared] = previous[len(previous) - shared :]
+            kept[:shared] = torch.from_numpy(previous[len(previous) - shared :].copy())
         while done < length:
             logits = run.step(length - done)
-            tokens = len(logits[0])
-            for t in range(tokens):
-                if done + t in window:
-                    kept[done + t - window.start] = [log_softmax(row[t]) for row in logits]
+            tokens = logits.shape[1]
+            first = max(0, window.start - done)  # of the step's tokens in the window
+            if first < tokens:
+                here = done + first - window.start
+                kept[here : here + tokens - first] = log_softmax(logits[:, first:]).transpose(0, 1).float()
             done += tokens
             report(done)
         files.save("logprobs", length, kept)
         files.save("states", length, run.states())
-        run.save(files.run)
+        if keep_states:
+            run.save(files.run)
 
 
 def usable_run(saved: SavedRun | None, plan: Plan, missing: Sequence[int]) -> SavedRun | None:

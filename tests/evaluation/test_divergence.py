@@ -19,7 +19,7 @@ from trtllm_replayssm.runtime.evaluation.configurations import parse_configurati
 from trtllm_replayssm.runtime.evaluation.forcing import ForcedDecoding
 from trtllm_replayssm.runtime.evaluation.journal import Journal
 from trtllm_replayssm.runtime.evaluation.kl import run_divergence
-from trtllm_replayssm.runtime.evaluation.measures import kl_divergence, log_softmax, relative_state_error
+from trtllm_replayssm.runtime.evaluation.measures import extra_loss, kl_divergence, log_softmax, relative_state_error
 from trtllm_replayssm.runtime.evaluation.reference import Plan, ReferenceFiles
 
 MODELS = ["nemotron-dense", "qwen-dense"]
@@ -37,11 +37,12 @@ def measured(
 
 
 def test_divergence_and_error_of_a_case_worked_out_by_hand() -> None:
-    p, q = np.log([[0.5, 0.5]]), np.log([[0.25, 0.75]])
+    p, q = (torch.tensor([probabilities]).double().log() for probabilities in ([0.5, 0.5], [0.25, 0.75]))
     assert kl_divergence(p, q)[0] == pytest.approx(0.5 * np.log(2) + 0.5 * np.log(2 / 3))
     assert kl_divergence(p, p)[0] == 0.0
-    assert np.exp(log_softmax(np.array([1000.0, 1000.0]))).tolist() == [0.5, 0.5]
-    exact = np.zeros((1, 1, 2, 2, 2))
+    assert extra_loss(p, q, torch.tensor([1]))[0] == pytest.approx(np.log(0.5) - np.log(0.75))
+    assert log_softmax(torch.tensor([1000.0, 1000.0])).exp().tolist() == [0.5, 0.5]
+    exact = torch.zeros((1, 1, 2, 2, 2))
     exact[0, 0, 0] = 1.0
     assert relative_state_error(exact * 1.5, exact).tolist() == [[[0.5, 0.0]]]
 
@@ -55,14 +56,14 @@ def test_the_result_is_what_two_sessions_in_step_show(name: str, tmp_path: Path)
     exact = ForcedDecoding(model, configuration.replay, plan.streams, PROMPT, conventional=True)
     each = []
     for _ in range(24):
-        pair = [torch.from_numpy(np.stack([row[0] for row in run.step(1)])).double() for run in (exact, ours)]
+        pair = [run.step(1)[:, 0].double() for run in (exact, ours)]
         p, q = (x.log_softmax(-1) for x in pair)
         each.append(torch.nn.functional.kl_div(q, p, log_target=True, reduction="none").sum(-1))
     by_row = torch.stack(each).mean(0)
     (row,) = [r for r in rows if r["length"] == 24]
     assert row["kl_by_row"] == pytest.approx(by_row.tolist(), rel=1e-3)
     assert row["kl"] == pytest.approx(float(by_row.mean()), rel=1e-3) and row["kl"] > 1e-7
-    error = relative_state_error(ours.states(), exact.states()).mean(axis=1)
+    error = relative_state_error(ours.states(), exact.states()).mean(dim=1).numpy()
     assert np.allclose(row["state_error"], error, rtol=1e-3)
     assert row["state_error_worst_head"] == pytest.approx(error.max(), rel=1e-3)
 

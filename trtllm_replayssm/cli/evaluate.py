@@ -67,6 +67,10 @@ def _add_kl(kinds: Any) -> None:
         "--step-tokens", type=int, default=16, metavar="T",
         help="widest step; steps never change a result, as the one that flushes has one token (default 16)",
     )  # fmt: skip
+    kl.add_argument(
+        "--no-states", action="store_true",
+        help="keep no states of stopped runs: on a GPU decoding again is quicker than writing gigabytes",
+    )  # fmt: skip
     kl.add_argument("--work", type=Path, help="folder of the journal and the reference (default: FILE with .work)")
     kl.set_defaults(run=run_kl)
 
@@ -125,7 +129,9 @@ def run_kl(arguments: argparse.Namespace) -> int:
     header = describe_run(model, streams, arguments.prompt)
     journal = Journal(work / "journal.jsonl", header)
     with _progress(arguments.quiet) as report:
-        run_divergence(model, plan, configurations, journal, ReferenceFiles(work), report)
+        run_divergence(
+            model, plan, configurations, journal, ReferenceFiles(work), report, keep_states=not arguments.no_states
+        )
     write_results(arguments.json, "kl", {**header, **machine(model), "positions": POSITIONS}, journal.rows)
     for row in journal.rows:
         kl = "diverged" if row["kl"] is None else f"{row['kl']:.3e}"
