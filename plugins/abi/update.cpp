@@ -6,6 +6,7 @@
 #include "abi/check.h"
 #include "abi/copies.h"
 #include "abi/update_params.h"
+#include "abi/update_problem.h"
 #include "kernels/replay_update/dispatch.h"
 
 namespace replayssm {
@@ -122,7 +123,27 @@ struct Plan {
 
 // Everything both public functions need to know; on failure check.ok() is false.
 Plan plan(const rssm_update_args* args, Checker& check) {
-  Plan result{};
+  const UpdateProblem problem = updateProblem(args, check);
+  Plan result{problem.params, nullptr};
+  if (!check.ok() || problem.empty) return result;
+  const rssm_update_args& a = *args;
+  const UpdateFamily family = a.kind == RSSM_GDN ? UpdateFamily::kGdn : UpdateFamily::kMamba2;
+  const UpdateParams& p = result.params;
+  result.launcher = findUpdate(family, stateFormats(a), problem.act, p);
+  if (result.launcher == nullptr) {
+    check.fail(RSSM_UNSUPPORTED, "value, k, checkpoint, read",
+               "no kernel for %s, d_v %d, d_k %d, T %d, %s states read as %s; built are:\n%s",
+               dtypeName(a.value.dtype), p.headDim, p.stateDim, p.tokens, dtypeName(a.checkpoint.dtype),
+               dtypeName(a.read.data != nullptr ? a.read.dtype : a.checkpoint.dtype), supportedUpdates());
+  }
+  return result;
+}
+
+}  // namespace
+
+UpdateProblem updateProblem(const rssm_update_args* args, Checker& check) {
+  UpdateProblem result{};
+  result.empty = true;
   if (args == nullptr) {
     check.fail(RSSM_INVALID_ARGUMENT, "args", "expected a pointer, got null");
     return result;
@@ -149,6 +170,7 @@ Plan plan(const rssm_update_args* args, Checker& check) {
   if (!check.ok()) return result;
   result.params = flatten(a);
   UpdateParams& p = result.params;
+  result.act = act == RSSM_FLOAT16 ? ActivationType::kFloat16 : ActivationType::kBfloat16;
   if (p.rows == 0 || p.tokens == 0) return result;
   int device = 0;
   cudaError_t code = cudaGetDevice(&device);
@@ -159,19 +181,10 @@ Plan plan(const rssm_update_args* args, Checker& check) {
     check.fail(RSSM_CUDA_ERROR, "device", "%s", cudaGetErrorString(code));
     return result;
   }
-  ActivationType type = act == RSSM_FLOAT16 ? ActivationType::kFloat16 : ActivationType::kBfloat16;
-  const UpdateFamily family = a.kind == RSSM_GDN ? UpdateFamily::kGdn : UpdateFamily::kMamba2;
-  result.launcher = findUpdate(family, stateFormats(a), type, p);
-  if (result.launcher == nullptr) {
-    check.fail(RSSM_UNSUPPORTED, "value, k, checkpoint, read",
-               "no kernel for %s, d_v %d, d_k %d, T %d, %s states read as %s; built are:\n%s", dtypeName(act),
-               p.headDim, p.stateDim, p.tokens, dtypeName(a.checkpoint.dtype),
-               dtypeName(a.read.data != nullptr ? a.read.dtype : a.checkpoint.dtype), supportedUpdates());
-  }
+  result.empty = false;
   return result;
 }
 
-}  // namespace
 }  // namespace replayssm
 
 uint32_t rssm_abi_version(void) { return RSSM_ABI_VERSION; }

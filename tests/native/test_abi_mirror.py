@@ -19,6 +19,7 @@ STRUCTS = {
     "rssm_error": _abi.ErrorRecord,
     "rssm_tensor": _abi.Tensor,
     "rssm_update_args": _abi.UpdateArgs,
+    "rssm_decay_skip_args": _abi.DecaySkipArgs,
     "rssm_commit_args": _abi.CommitArgs,
     "rssm_prefill_args": _abi.PrefillArgs,
     "rssm_prefill_commit_args": _abi.PrefillCommitArgs,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -77,11 +78,14 @@ class NativeOps:
 
     def mamba2_update(
         self, state: LayerState, cursors: CursorTensors, rows: StepRows, x: Tensor, k: Tensor, q: Tensor,
-        dt: Tensor, a: Tensor, *, d_skip: Tensor,
+        dt: Tensor, a: Tensor, *, d_skip: Tensor, skip_below: float | None = None,
     ) -> Tensor:  # fmt: skip
-        """As `reference.mamba2.mamba2_update` or `mamba2_conventional`; the result [B, T, H, P] is in x's type."""
+        """As `reference.mamba2.mamba2_update` or `mamba2_conventional`; the result [B, T, H, P] is in x's type.
+
+        skip_below: of replay states; raises UnsupportedError where the library has no kernel that skips.
+        """
         tokens = {"value": x, "k": k, "q": q, "dt": dt, "a": a, "skip": d_skip, "log_decay": None, "beta": None}
-        return self._update(state, cursors, rows, tokens)
+        return self._update(state, cursors, rows, tokens, skip_below)
 
     def gdn_update(
         self, state: LayerState, cursors: CursorTensors, rows: StepRows, q: Tensor, k: Tensor, v: Tensor,
@@ -129,8 +133,9 @@ class NativeOps:
         )  # fmt: skip
 
     def _update(
-        self, state: LayerState, cursors: CursorTensors, rows: StepRows, tokens: dict[str, Tensor | None]
-    ) -> Tensor:
+        self, state: LayerState, cursors: CursorTensors, rows: StepRows, tokens: dict[str, Tensor | None],
+        skip_below: float | None = None,
+    ) -> Tensor:  # fmt: skip
         context = {"slot": rows.slot_int32, "num_tokens": rows.num_tokens_int32}
         out: Tensor
         if isinstance(state, ConventionalLayerState):
@@ -139,10 +144,14 @@ class NativeOps:
                 **tokens, state=_entries(state),
             )  # fmt: skip
             return out
-        out = torch.ops.replayssm.update(
-            **layer_numbers(state), flags=_abi.UPDATE_PROGRAMMATIC_LAUNCH, **context, **registers(cursors), **tokens,
-            **state_tensors(state), workspace=self._workspace,
-        )  # fmt: skip
+        arguments: dict[str, Any] = {
+            **layer_numbers(state), "flags": _abi.UPDATE_PROGRAMMATIC_LAUNCH, **context, **registers(cursors), **tokens,
+            **state_tensors(state), "workspace": self._workspace,
+        }  # fmt: skip
+        if skip_below is None:
+            out = torch.ops.replayssm.update(**arguments)
+        else:
+            out = torch.ops.replayssm.decay_skip_update(**arguments, skip_below=skip_below)
         return out
 
     def _reserve(self, size: int) -> None:

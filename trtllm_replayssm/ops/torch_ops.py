@@ -9,7 +9,7 @@ anything is launched.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -76,6 +76,7 @@ UPDATE = Signature.of(
     "ring_value ring_k ring_dt ring_key_factor? ring_v? ring_beta? workspace",
     like="value",
 )
+DECAY_SKIP_UPDATE = replace(UPDATE, name="decay_skip_update", numbers=(*UPDATE.numbers, "skip_below:float"))
 PREFILL = Signature.of(
     "prefill",
     "kind window layer head_offset flags",
@@ -129,6 +130,14 @@ def _with_workspace(struct: type[Any], method: str) -> Call:
         launch(fill(struct, arguments, **numbers), workspace.data_ptr(), workspace.numel(), stream)
 
     return call
+
+
+def decay_skip_call(arguments: dict[str, Any], numbers: dict[str, float], stream: int) -> None:
+    """The struct holds the update's as a part."""
+    workspace, skip_below = arguments.pop("workspace"), numbers.pop("skip_below")
+    update = fill(_abi.UpdateArgs, arguments, **numbers)
+    args = _abi.DecaySkipArgs(update=update, skip_below=skip_below)
+    installed_library().decay_skip_update(args, workspace.data_ptr(), workspace.numel(), stream)
 
 
 def _without_workspace(struct: type[Any], method: str) -> Call:
@@ -207,6 +216,7 @@ def _register(signature: Signature, call: Call) -> None:
 
 
 _register(UPDATE, _with_workspace(_abi.UpdateArgs, "update"))
+_register(DECAY_SKIP_UPDATE, decay_skip_call)
 _register(PREFILL, _with_workspace(_abi.PrefillArgs, "prefill"))
 _register(COMMIT, _without_workspace(_abi.CommitArgs, "commit"))
 _register(CONVENTIONAL, _without_workspace(_abi.ConventionalArgs, "conventional_update"))

@@ -34,7 +34,7 @@ from trtllm_replayssm.ops._abi.records import (
     tensor,
 )
 from trtllm_replayssm.ops._abi.slots import ClearStateArgs, ResetSlotsArgs, StateExportArgs, StateImportArgs
-from trtllm_replayssm.ops._abi.update import UPDATE_PROGRAMMATIC_LAUNCH, CommitArgs, Kind, UpdateArgs
+from trtllm_replayssm.ops._abi.update import UPDATE_PROGRAMMATIC_LAUNCH, CommitArgs, DecaySkipArgs, Kind, UpdateArgs
 
 __all__ = [
     "ABI_VERSION",
@@ -54,6 +54,7 @@ __all__ = [
     "CommitArgs",
     "Conv1dArgs",
     "ConventionalArgs",
+    "DecaySkipArgs",
     "Dtype",
     "ErrorRecord",
     "Function",

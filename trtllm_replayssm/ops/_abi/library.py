@@ -21,7 +21,7 @@ from trtllm_replayssm.ops._abi.layers import ActivationArgs, AttentionArgs, Atte
 from trtllm_replayssm.ops._abi.prefill import PrefillArgs, PrefillCommitArgs
 from trtllm_replayssm.ops._abi.records import ABI_VERSION, Args, ErrorRecord, Status
 from trtllm_replayssm.ops._abi.slots import ClearStateArgs, ResetSlotsArgs, StateExportArgs, StateImportArgs
-from trtllm_replayssm.ops._abi.update import CommitArgs, UpdateArgs
+from trtllm_replayssm.ops._abi.update import CommitArgs, DecaySkipArgs, UpdateArgs
 
 TEXT_CHARS = 512  # of a launch in words
 _ERRORS: dict[Status, type[ReplaySSMError]] = {
@@ -61,6 +61,17 @@ class Library:
         """Enqueue one step on `stream` (a cudaStream_t as an integer)."""
         self._call(
             "rssm_update",
+            _sized(args),
+            ctypes.c_void_p(workspace),
+            ctypes.c_size_t(workspace_bytes),
+            ctypes.c_void_p(stream),
+        )
+
+    def decay_skip_update(self, args: DecaySkipArgs, workspace: int, workspace_bytes: int, stream: int) -> None:
+        """Enqueue one step that reads no checkpoint of a faded head on `stream`; workspace as for `update`."""
+        _sized(args.update)
+        self._call(
+            "rssm_decay_skip_update",
             _sized(args),
             ctypes.c_void_p(workspace),
             ctypes.c_size_t(workspace_bytes),

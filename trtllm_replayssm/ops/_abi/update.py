@@ -1,4 +1,4 @@
-"""update.h and commit.h: one decode step of one layer, and the cursors of all rows after it."""
+"""update.h, decay_skip.h and commit.h: one decode step of one layer, and the cursors of all rows after it."""
 
 from __future__ import annotations
 
@@ -34,6 +34,12 @@ class UpdateArgs(Args):
         "checkpoint", "checkpoint_scale", "read", "read_scale", "read_head_scale",
         "ring_value", "ring_k", "ring_dt", "ring_key_factor", "ring_v", "ring_beta",
     )  # fmt: skip
+
+
+class DecaySkipArgs(Args):
+    """rssm_decay_skip_args: a Mamba-2 step that reads no checkpoint of a faded head; see decay_skip.h."""
+
+    _fields_ = fields({"skip_below": ctypes.c_float, "reserved": ctypes.c_int32, "update": UpdateArgs})
 
 
 class CommitArgs(Args):
