@@ -7,11 +7,11 @@ import logging
 import torch
 
 from trtllm_replayssm.ops.dtypes import torch_dtype
-from trtllm_replayssm.ops.layer_state import ReplayLayerState
 from trtllm_replayssm.ops.library import find_library, load_library
 from trtllm_replayssm.ops.native import NativeOps
 from trtllm_replayssm.ops.native_prefill import NativePrefill
 from trtllm_replayssm.runtime.pools.state_pools import StatePools
+from trtllm_replayssm.runtime.session.native_prompts import scanned_state
 
 CAPABILITY = (9, 0)  # what the update's bulk copies need
 _LOG = logging.getLogger(__name__)
@@ -19,15 +19,14 @@ _LOG = logging.getLogger(__name__)
 
 def native_prefill(pools: StatePools, native: NativeOps | None) -> NativePrefill | None:
     """The kernels for prompts, where `native` serves the decode steps; None with a warning that says why."""
-    first = next((s for s in pools.ssm.values() if isinstance(s, ReplayLayerState)), None)
-    path = find_library()
-    if native is None or first is None or path is None:
+    scanned, path = scanned_state(pools), find_library()
+    if native is None or scanned is None or path is None:
         return None
     prefill = NativePrefill(load_library(path))
-    unsupported = prefill.unsupported(first, pools.cursors)
+    unsupported = prefill.unsupported(*scanned)
     if unsupported is None:
         return prefill
-    _LOG.warning("prompts run the reference operations on %s: %s", first.ring_key.device, unsupported)
+    _LOG.warning("prompts run the reference operations on %s: %s", pools.cursors.position.device, unsupported)
     return None
 
 

@@ -5,11 +5,29 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from trtllm_replayssm.config import ReplayConfig
 from trtllm_replayssm.ops._abi import PrefillFlag
-from trtllm_replayssm.ops.layer_state import ReplayLayerState
+from trtllm_replayssm.ops.dtypes import torch_dtype
+from trtllm_replayssm.ops.layer_state import ConventionalLayerState, CursorTensors, ReplayLayerState, StepRows
 from trtllm_replayssm.ops.native_prefill import NativePrefill
 from trtllm_replayssm.runtime.pools.state_pools import StatePools
-from trtllm_replayssm.runtime.session.step_context import StepContext
+from trtllm_replayssm.runtime.session.step_context import HostRow, StepContext
+
+_NONE = PrefillFlag(0)
+
+
+def scanned_state(pools: StatePools) -> tuple[ReplayLayerState, CursorTensors] | None:
+    """What the kernels are asked about, and given, in place of a layer's own state; None without a recurrent layer.
+
+    Conventional states are none that the kernels know. All rows of such a pool go from a carry to a carry, so one slot
+    that is neither read nor written stands for all of theirs.
+    """
+    first = next(iter(pools.ssm.values()), None)
+    if first is None or isinstance(first, ReplayLayerState):
+        return None if first is None else (first, pools.cursors)
+    device, act = pools.cursors.position.device, torch_dtype(pools.pool.activation)
+    state = ReplayLayerState.allocate(first.shape, ReplayConfig(), first.layer, 1, act, device)
+    return state, CursorTensors.allocate(1, device)
 
 
 class NativePrompts:
@@ -18,38 +36,49 @@ class NativePrompts:
     def __init__(self, pools: StatePools, prefill: NativePrefill) -> None:
         self._pools = pools
         self._prefill = prefill
+        self._scanned = scanned_state(pools)
 
     def scan(self, ctx: StepContext, layer: int, tokens: dict[str, Tensor]) -> Tensor:
         """tokens by the names of prefill.h -> [B, T, H, P] in the type of the values."""
-        state = self._pools.ssm[layer]
-        assert isinstance(state, ReplayLayerState)
-        flags = [self._flags(ctx, layer, row) for row in range(len(ctx.rows.slot))]
-        carry = self._carries(ctx, state, flags)
-        out = self._prefill.scan(
-            state, self._pools.cursors, ctx.rows, tokens,
-            torch.tensor([int(f) for f in flags], dtype=torch.int32, device=ctx.start.device), carry,
-        )  # fmt: skip
-        for row, flag in enumerate(flags):
-            if carry is not None and PrefillFlag.TO_CARRY in flag:
-                self._pools.carries.setdefault(int(ctx.rows.slot[row]), {})[layer] = carry[row]
+        own = self._pools.ssm[layer]
+        flags = [self._flags(row, layer) for row in ctx.on_host]
+        carry = self._carries(ctx, layer, flags)
+        if isinstance(own, ReplayLayerState):
+            state, cursors, rows = own, self._pools.cursors, ctx.rows
+        else:
+            assert self._scanned is not None, "the pool has this layer"
+            (state, cursors), rows = self._scanned, StepRows(ctx.rows.slot.clamp(max=0), ctx.rows.num_tokens)
+        row_flags = torch.tensor([int(f) for f in flags], dtype=torch.int32, device=ctx.start.device)
+        out = self._prefill.scan(state, cursors, rows, tokens, row_flags, carry)
+        for i, (row, flag) in enumerate(zip(ctx.on_host, flags, strict=True)):
+            if carry is None or PrefillFlag.TO_CARRY not in flag:
+                continue
+            if isinstance(own, ConventionalLayerState) and row.last_chunk:
+                own.states[row.slot, 0] = carry[i]
+            else:
+                self._pools.carries.setdefault(row.slot, {})[layer] = carry[i]
         return out
 
-    def _flags(self, ctx: StepContext, layer: int, row: int) -> PrefillFlag:
-        slot, none = int(ctx.rows.slot[row]), PrefillFlag(0)
-        if slot < 0 or int(ctx.rows.num_tokens[row]) == 0:
-            return none
-        carried = layer in self._pools.carries.get(slot, {})
-        fresh = not carried and int(ctx.start[row]) == 0
-        source = PrefillFlag.FROM_CARRY if carried else PrefillFlag.FROM_ZERO if fresh else none
-        return source | (none if bool(ctx.last_chunk[row]) else PrefillFlag.TO_CARRY)
+    def _flags(self, row: HostRow, layer: int) -> PrefillFlag:
+        if row.slot < 0 or row.num_tokens == 0:
+            return _NONE
+        own = isinstance(self._pools.ssm[layer], ReplayLayerState)
+        carried = layer in self._pools.carries.get(row.slot, {}) or (not own and row.start > 0)
+        fresh = not carried and row.start == 0
+        source = PrefillFlag.FROM_CARRY if carried else PrefillFlag.FROM_ZERO if fresh else _NONE
+        return source | (_NONE if own and row.last_chunk else PrefillFlag.TO_CARRY)
 
-    def _carries(self, ctx: StepContext, state: ReplayLayerState, flags: list[PrefillFlag]) -> Tensor | None:
+    def _carries(self, ctx: StepContext, layer: int, flags: list[PrefillFlag]) -> Tensor | None:
         """[B, H, P, N] float32 with the states that rows continue from; None when no row has a carry."""
         if not any(f & (PrefillFlag.FROM_CARRY | PrefillFlag.TO_CARRY) for f in flags):
             return None
-        shape = state.shape
+        own, shape = self._pools.ssm[layer], self._pools.ssm[layer].shape
         carry = torch.empty((len(flags), shape.heads, shape.head_dim, shape.state_dim), device=ctx.start.device)
-        for row, flag in enumerate(flags):
+        for i, (row, flag) in enumerate(zip(ctx.on_host, flags, strict=True)):
             if PrefillFlag.FROM_CARRY in flag:
-                carry[row] = self._pools.carries[int(ctx.rows.slot[row])][state.layer]
+                known = self._pools.carries.get(row.slot, {}).get(layer)
+                if known is None:
+                    assert isinstance(own, ConventionalLayerState), "a replay slot without a carry has a checkpoint"
+                    known = own.states[row.slot, int(self._pools.cursors.origin[row.slot])]
+                carry[i] = known
         return carry

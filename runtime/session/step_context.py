@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -21,6 +22,16 @@ class Phase(Enum):
     DRAFT = "draft"
 
 
+@dataclass(frozen=True, slots=True)
+class HostRow:
+    """One row of a pass: see `StepContext`."""
+
+    slot: int
+    num_tokens: int
+    start: int
+    last_chunk: bool
+
+
 @dataclass(frozen=True)
 class StepContext:
     """rows: checked slots and token counts; start [B] int64: absolute position of each row's first token.
@@ -33,6 +44,13 @@ class StepContext:
     start: Tensor
     width: int
     last_chunk: Tensor
+
+    @cached_property
+    def on_host(self) -> list[HostRow]:
+        """The rows as the host sees them; waits for the device, once a pass."""
+        columns = (self.rows.slot, self.rows.num_tokens, self.start, self.last_chunk)
+        table = torch.stack([column.long() for column in columns], dim=1).tolist()
+        return [HostRow(slot, count, start, bool(last)) for slot, count, start, last in table]
 
     def positions(self) -> Tensor:
         """[B, T] absolute positions."""

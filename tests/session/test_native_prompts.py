@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,9 +22,11 @@ class Recorder:
     def __init__(self) -> None:
         self.flags: list[int] = []
         self.before: torch.Tensor | None = None
+        self.slots: list[int] = []
 
     def scan(self, state: Any, cursors: Any, rows: StepRows, tokens: Any, row_flags: Any, carry: Any) -> torch.Tensor:
-        self.flags = row_flags.tolist()
+        self.flags, self.slots = row_flags.tolist(), rows.slot.tolist()
+        assert max(self.slots) < len(state.ring_key) == len(cursors.origin)
         self.before = None if carry is None else carry.clone()
         if carry is not None:
             carry += torch.arange(1, len(carry) + 1)[:, None, None, None]
@@ -40,8 +41,7 @@ def chunk(slots: list[int], counts: list[int], starts: list[int], last: list[boo
 
 @pytest.fixture
 def pools() -> Any:
-    session = open_session("nemotron-dense")
-    return SimpleNamespace(ssm=session.pools.ssm, cursors=session.pools.cursors, carries={})
+    return open_session("nemotron-dense").pools
 
 
 def test_rows_start_from_nothing_a_checkpoint_or_a_carry_and_leave_a_carry_until_the_prompt_ends(pools: Any) -> None:
@@ -65,3 +65,21 @@ def test_chunks_without_a_carry_give_the_kernel_none(pools: Any) -> None:
         chunk([0, 1], [2, 0], [0, 9], [True, False]), layer, {"value": torch.zeros(2, 2, 4, 16)}
     )
     assert recorder.flags == [int(ZERO), 0] and recorder.before is None and pools.carries == {}
+
+
+def test_rows_of_conventional_states_go_from_a_carry_to_a_carry_and_into_the_state_when_the_prompt_ends() -> None:
+    """Fresh and last, after 7 tokens and last, between chunks, padding, fresh and not last."""
+    pools, recorder = open_session("nemotron-dense", conventional=True).pools, Recorder()
+    layer, tokens = next(iter(pools.ssm)), {"value": torch.zeros(5, 3, 4, 16)}
+    states = pools.ssm[layer].states  # type: ignore[union-attr]
+    states.zero_()
+    states[1, 2], pools.cursors.origin[1] = 20.0, 2
+    pools.carries = {2: {layer: torch.full((4, 16, 32), 10.0)}}
+    NativePrompts(pools, recorder).scan(  # type: ignore[arg-type]
+        chunk([0, 1, 2, -1, 3], [3, 2, 3, 3, 3], [0, 7, 5, 0, 0], [True, True, False, True, False]), layer, tokens
+    )
+    assert recorder.flags == [int(ZERO | TO), int(FROM | TO), int(FROM | TO), 0, int(ZERO | TO)]
+    assert recorder.slots == [0, 0, 0, -1, 0], "one slot stands for all"
+    assert recorder.before is not None and (recorder.before[1] == 20.0).all() and (recorder.before[2] == 10.0).all()
+    assert (states[1, 0] == 22.0).all() and (states[1, 2] == 20.0).all(), "finish_chunk makes entry 0 the current one"
+    assert set(pools.carries) == {2, 3} and (pools.carries[2][layer] == 13.0).all()
