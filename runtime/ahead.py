@@ -50,8 +50,7 @@ def _steps(session: TorchSession, speculative: SpeculativeConfig | None) -> Devi
         buckets=sorted({*(session.recorded.sizes or batch_sizes(session.pool.slots)), session.pool.slots}),
         recorded=session.recorded.sizes,
         device=session.pools.cursors.position.device,
-        # drafts that are drawn need the general acceptance rule, which is the host's
-        greedy_only=isinstance(speculative, MTPDecodingConfig) and speculative.sample_drafts,
+        vocab=session.geometry.vocab,
     )
 
 
@@ -63,4 +62,4 @@ def _drafter(speculative: SpeculativeConfig | None, positions: int) -> DraftPort
         return None
     if isinstance(speculative, NGramDecodingConfig):
         return PromptLookup(speculative.max_draft_len, speculative.max_matching_ngram_size, positions)
-    return HeadDrafts(speculative.draft_len)
+    return HeadDrafts(speculative.draft_len, draws=speculative.sample_drafts)

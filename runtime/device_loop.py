@@ -11,6 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from trtllm_replayssm.runtime.device.entry import (
     DeviceEntry,
     RowReport,
@@ -34,11 +37,6 @@ class Steps(Protocol):
         """Drafts per request and step at most."""
         ...
 
-    @property
-    def greedy_only(self) -> bool:
-        """Whether sampled requests must decode elsewhere."""
-        ...
-
     def warm_up(self) -> None:
         """Make everything that a launch needs."""
         ...
@@ -55,8 +53,8 @@ class Steps(Protocol):
         """What the oldest unread launch emitted."""
         ...
 
-    def drafts(self, slot: int) -> tuple[int, ...]:
-        """The drafts of the slot's next step."""
+    def drafts(self, slot: int) -> tuple[tuple[int, ...], NDArray[np.float64] | None]:
+        """The drafts of the slot's next step, and what a sampled request's were drawn from (None: not drawn)."""
         ...
 
 
@@ -82,8 +80,6 @@ class DeviceLoop:
         if choice in self._present:
             return True
         params = choice.request.params
-        if self._steps.greedy_only and not params.greedy:
-            return False
         return device_eligible(params, len(_stop_ids(choice.request)), exact_end=self._keeps_ends)
 
     def advance(self, choices: Sequence[Choice]) -> list[tuple[Choice, int]]:
@@ -116,7 +112,8 @@ class DeviceLoop:
     def read_draft(self, choice: Choice) -> None:
         """Give a choice that is here, with nothing in flight, the drafts of its next step; waits for the device."""
         if choice in self._present:
-            choice.draft = Draft(self._steps.drafts(_slot(choice)))
+            tokens, q = self._steps.drafts(_slot(choice))
+            choice.draft = Draft(tokens, None if choice.request.params.greedy else q)
 
     def _taken(self, flown: Sequence[Choice]) -> list[tuple[Choice, int]]:
         if not flown:
@@ -144,7 +141,7 @@ class DeviceLoop:
 
     def _entry(self, choice: Choice) -> DeviceEntry:
         params = choice.request.params
-        drafts, choice.draft = choice.draft.tokens, NO_DRAFT
+        draft, choice.draft = choice.draft, NO_DRAFT
         choice.reserved = self._steps.max_draft_len
         return DeviceEntry(
             slot=_slot(choice),
@@ -152,7 +149,8 @@ class DeviceLoop:
             room=choice.output.room,
             stop_ids=sorted(_stop_ids(choice.request)),
             seed=choice.seed,
-            drafts=drafts,
+            drafts=draft.tokens,
+            q=draft.q,
             greedy=params.greedy,
             temperature=1.0 if params.temperature is None else params.temperature,
             top_k=params.top_k or 0,

@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
+import numpy as np
+from numpy.typing import NDArray
+
 from trtllm_replayssm.runtime.sampling.params import SamplingParams
 
 MAX_STOP_IDS = 16
@@ -23,8 +26,8 @@ class SamplingMode(IntEnum):
 class DeviceEntry:
     """One request. tokens: prompt and output, the last one is the next base token; room: output tokens still allowed.
 
-    stop_ids: every token that ends it; drafts: of the next step. The settings are resolved: top_k 0, top_p 1 and
-    min_p 0 filter nothing.
+    stop_ids: every token that ends it; drafts: of the next step, drawn from q [n, V], or not drawn (None). The
+    settings are resolved: top_k 0, top_p 1 and min_p 0 filter nothing.
     """
 
     slot: int
@@ -33,6 +36,7 @@ class DeviceEntry:
     stop_ids: Sequence[int]
     seed: int
     drafts: Sequence[int]
+    q: NDArray[np.float64] | None
     greedy: bool
     temperature: float
     top_k: int

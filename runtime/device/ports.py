@@ -9,6 +9,7 @@ from typing import Protocol
 from torch import Tensor
 
 from trtllm_replayssm.graph import ModelOutput
+from trtllm_replayssm.runtime.device.entry import SamplingMode
 from trtllm_replayssm.runtime.device.registers import Registers
 
 
@@ -53,11 +54,15 @@ class StepPort(Protocol):
 
 @dataclass(frozen=True)
 class Committed:
-    """What a step has committed: emitted [B] of tokens [B, T]; hidden [B, T, hidden] of the tokens that it ran."""
+    """What a step has committed: emitted [B] of tokens [B, T]; hidden [B, T, hidden] of the tokens that it ran.
+
+    mode: what the rows need.
+    """
 
     tokens: Tensor
     emitted: Tensor
     hidden: Tensor
+    mode: SamplingMode
 
 
 class DraftPort(Protocol):
@@ -71,6 +76,11 @@ class DraftPort(Protocol):
     @property
     def positions(self) -> int:
         """Positions of a request's text that it reads, 0 for none."""
+        ...
+
+    @property
+    def draws(self) -> bool:
+        """Whether drafts of sampled requests are drawn, from distributions that it leaves in draft_weights."""
         ...
 
     def propose(self, registers: Registers, row: Tensor, room: Tensor, port: StepPort, done: Committed) -> None:

@@ -34,6 +34,8 @@ def lookup(history: Tensor, length: Tensor, max_ngram: int, count: int) -> tuple
 class PromptLookup:
     """The drafter as a part of the step, see `ports.DraftPort`."""
 
+    draws = False
+
     def __init__(self, max_draft_len: int, max_matching_ngram_size: int, positions: int) -> None:
         """Sizes as in `speculative.ngram.NGramDrafter`; positions: of a slot."""
         self.max_draft_len = max_draft_len

@@ -8,13 +8,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from trtllm_replayssm.runtime.device.entry import MAX_STOP_IDS, DeviceEntry
 from trtllm_replayssm.runtime.device.philox import signed64
 
+BLOCK = 1024  # tokens of the vocabulary that are summed together
 _SMALLEST_TEMPERATURE = 1e-30  # anything below draws the best token just as well, and float32 can divide by this
+
+
+def whole_blocks(vocab: int) -> int:
+    """The vocabulary filled up to whole blocks."""
+    return -(-vocab // BLOCK) * BLOCK
 
 
 @dataclass(frozen=True)
@@ -24,9 +32,11 @@ class Registers:
     last [S + 1] int64: the next step's base token. length [S + 1] int64: tokens of prompt and output, `last` included,
     which is the absolute position of the next emitted token. room [S + 1] int64: output tokens still allowed, 0 for a
     request that has ended. stop_ids [S + 1, MAX_STOP_IDS] int64, filled up with -1. draft [S + 1, D] int64 and
-    draft_count [S + 1] int64: the next step's drafts. history [S + 1, M + 1 + D] int64: the first `length` are the
-    request's tokens, what lies behind them means nothing; one column where nobody looks tokens up.
-    seed, top_k [S + 1] int64; greedy [S + 1] bool; temperature [S + 1] float32; top_p, min_p [S + 1] float64.
+    draft_count [S + 1] int64: the next step's drafts. draft_weights [S + 1, D, V up to a block] float32: the
+    probabilities that those of sampled requests were drawn from; no columns where drafts are not drawn. history
+    [S + 1, M + 1 + D] int64: the first `length` are the request's tokens, what lies behind them means nothing; one
+    column where nobody looks tokens up. seed, top_k [S + 1] int64; greedy [S + 1] bool; temperature [S + 1] float32;
+    top_p, min_p [S + 1] float64.
     """
 
     last: Tensor
@@ -35,6 +45,7 @@ class Registers:
     stop_ids: Tensor
     draft: Tensor
     draft_count: Tensor
+    draft_weights: Tensor
     history: Tensor
     seed: Tensor
     greedy: Tensor
@@ -44,8 +55,8 @@ class Registers:
     min_p: Tensor
 
     @staticmethod
-    def allocate(slots: int, drafts: int, positions: int, device: torch.device) -> Registers:
-        """All rows ended. positions: of a slot, 0 to keep no history."""
+    def allocate(slots: int, drafts: int, positions: int, device: torch.device, *, drawn_vocab: int = 0) -> Registers:
+        """All rows ended. positions: of a slot, 0 to keep no history. drawn_vocab: V where drafts are drawn."""
 
         def integers(*sizes: int) -> Tensor:
             return torch.zeros((slots + 1, *sizes), dtype=torch.int64, device=device)
@@ -56,6 +67,7 @@ class Registers:
         return Registers(
             last=integers(), length=integers(), room=integers(), stop_ids=integers(MAX_STOP_IDS) - 1,
             draft=integers(drafts), draft_count=integers(),
+            draft_weights=torch.zeros((slots + 1, drafts, whole_blocks(drawn_vocab)), device=device),
             history=integers(positions + 1 + drafts if positions else 1),
             seed=integers(), greedy=ones(torch.bool), temperature=ones(torch.float32), top_k=integers(),
             top_p=ones(torch.float64), min_p=ones(torch.float64) * 0,
@@ -88,11 +100,16 @@ class Registers:
         if self.draft.shape[1]:
             drafts = [[*e.drafts, *[0] * (self.draft.shape[1] - len(e.drafts))] for e in entries]
             self.draft.index_copy_(0, row, self._sent(drafts, torch.int64))
+        if self.draft_weights.shape[2]:
+            for entry in entries:
+                if entry.q is not None:
+                    weights = self.draft_weights[entry.slot, : len(entry.drafts), : entry.q.shape[1]]
+                    weights.copy_(self._sent(entry.q, torch.float32))
         if self.keeps_history:
             for entry in entries:
                 self.history[entry.slot, : len(entry.tokens)].copy_(self._sent(entry.tokens, torch.int64))
 
-    def _sent(self, values: Sequence[object], dtype: torch.dtype) -> Tensor:
+    def _sent(self, values: Sequence[object] | NDArray[np.float64], dtype: torch.dtype) -> Tensor:
         """Values on the device; from pinned memory, so that the host does not wait."""
         host, device = torch.tensor(values, dtype=dtype), self.last.device
         return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host

@@ -8,45 +8,60 @@ and from those weights for top-p and min-p.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from trtllm_replayssm.runtime.device.entry import SamplingMode
 from trtllm_replayssm.runtime.device.philox import uniform
-from trtllm_replayssm.runtime.device.registers import Registers
+from trtllm_replayssm.runtime.device.registers import BLOCK, Registers, whole_blocks
 from trtllm_replayssm.spec.philox import Domain
 
-BLOCK = 1024  # tokens summed together: a draw reads the sums first, then one block
+
+@dataclass(frozen=True)
+class Picked:
+    """tokens [B, T] int64 and whether each one's logits are finite [B, T] bool."""
+
+    tokens: Tensor
+    finite: Tensor
 
 
-def pick(logits: Tensor, registers: Registers, row: Tensor, mode: SamplingMode) -> tuple[Tensor, Tensor]:
-    """Logits [B, T, V] float32 of register rows [B] -> tokens [B, T] int64, and whether each is finite [B, T] bool.
+def pick(logits: Tensor, registers: Registers, row: Tensor, mode: SamplingMode) -> Picked:
+    """A token for each position of logits [B, T, V] float32 of register rows [B].
 
     Position t draws for absolute position length + t. mode: at least what the rows need.
     """
     best, tokens = logits.max(-1)  # of equals the lowest id; NaN wins
     if mode is not SamplingMode.GREEDY:
-        drawn = _drawn(logits, best, registers, row, filtered=mode is SamplingMode.FILTERED)
+        weights = weights_of(logits, best, registers, row, mode)
+        u = uniforms(registers, row, logits.shape[1], Domain.TOKEN)
+        drawn = draw(weights.flatten(0, 1), u.flatten()).clamp(max=logits.shape[2] - 1).view_as(tokens)
         tokens = torch.where(registers.greedy[row][:, None], tokens, drawn)
-    return tokens, torch.isfinite(best)
+    return Picked(tokens, torch.isfinite(best))
 
 
-def _drawn(logits: Tensor, best: Tensor, registers: Registers, row: Tensor, *, filtered: bool) -> Tensor:
+def uniforms(registers: Registers, row: Tensor, width: int, domain: Domain, ahead: int = 0) -> Tensor:
+    """[B, width] float64: the numbers of absolute positions from length + ahead on."""
+    position = registers.length[row][:, None] + ahead + torch.arange(width, device=row.device)
+    return uniform(registers.seed[row][:, None], position, domain)
+
+
+def weights_of(logits: Tensor, best: Tensor, registers: Registers, row: Tensor, mode: SamplingMode) -> Tensor:
+    """Logits [B, T, V] and their maxima [B, T] -> weights [B, T, V up to a block] float32 after all settings."""
     batch, width, vocab = logits.shape
     weights = scaled(logits, best, registers.temperature[row])
-    flat = weights.view(batch * width, -1)
-    if filtered:
+    if mode is SamplingMode.FILTERED:
         limits = (registers.top_k[row], registers.top_p[row], registers.min_p[row])
-        keep(flat[:, :vocab], logits.reshape(-1, vocab), *(limit.repeat_interleave(width) for limit in limits))
-    position = registers.length[row][:, None] + torch.arange(width, device=row.device)
-    u = uniform(registers.seed[row][:, None], position, Domain.TOKEN)
-    return draw(flat, u.view(-1)).clamp(max=vocab - 1).view(batch, width)
+        flat = weights.view(batch * width, -1)[:, :vocab]
+        keep(flat, logits.reshape(-1, vocab), *(limit.repeat_interleave(width) for limit in limits))
+    return weights
 
 
 def scaled(logits: Tensor, best: Tensor, temperature: Tensor) -> Tensor:
     """exp((logits - best) / temperature): [B, T, V], [B, T], [B] float32 -> weights [B, T, V up to a block] float32."""
     batch, width, vocab = logits.shape
-    weights = logits.new_zeros((batch, width, -(-vocab // BLOCK) * BLOCK))
+    weights = logits.new_zeros((batch, width, whole_blocks(vocab)))
     inside = weights[..., :vocab]
     torch.sub(logits, best[..., None], out=inside)
     inside.div_(temperature[:, None, None]).exp_()
@@ -56,7 +71,8 @@ def scaled(logits: Tensor, best: Tensor, temperature: Tensor) -> Tensor:
 def draw(weights: Tensor, u: Tensor) -> Tensor:
     """Inverse CDF in vocabulary order: weights [R, blocks of BLOCK] float32, u [R] float64 -> token [R] int64.
 
-    The first token whose cumulative weight exceeds u times the total; one of weight 0 is never drawn.
+    The first token whose cumulative weight exceeds u times the total; one of weight 0 is never drawn. The blocks' sums
+    are searched first, then one block.
     """
     blocks = weights.view(weights.shape[0], -1, BLOCK)
     upto = blocks.sum(-1, dtype=torch.float64).cumsum(-1)

@@ -6,16 +6,27 @@ a row whose request has ended meanwhile runs as one of no tokens and moves nothi
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
-from trtllm_replayssm.runtime.device.acceptance import Verdict, agreed, cut
+from trtllm_replayssm.runtime.device.acceptance import Verdict, accept_drawn, agreed, cut
 from trtllm_replayssm.runtime.device.entry import SamplingMode
 from trtllm_replayssm.runtime.device.ports import Committed, DraftPort, StepPort
 from trtllm_replayssm.runtime.device.registers import Registers
-from trtllm_replayssm.runtime.device.sampling import pick
+from trtllm_replayssm.runtime.device.sampling import pick, weights_of
 
 EXTRA = 3  # columns of a report beside the tokens: emitted, tokens the row ran, broken
+
+
+@dataclass(frozen=True)
+class _Judged:
+    """Tokens [B, T], whether their logits are finite [B, T] bool, and how many count [B] before any end."""
+
+    tokens: Tensor
+    finite: Tensor
+    count: Tensor
 
 
 class DeviceStep:
@@ -47,15 +58,32 @@ class DeviceStep:
         port.num_tokens.copy_(num_tokens)
         port.ids.copy_(torch.cat([registers.last[row][:, None], drafts], 1))
         output = port.forward()
-        tokens, finite = pick(output.logits, registers, row, self._mode)
-        broken = (~finite & (self._place < num_tokens[:, None])).any(-1)
-        verdict = cut(tokens, agreed(tokens, drafts, draft_count), alive, broken, registers, row)
+        judged = self._judge(output.logits, row, drafts, draft_count)
+        broken = (~judged.finite & (self._place < num_tokens[:, None])).any(-1)
+        tokens, verdict = judged.tokens, cut(judged.tokens, judged.count, alive, broken, registers, row)
         port.commit(verdict.emitted)
         self._advance(row, tokens, verdict)
         if self._drafter is not None:
             room = (registers.room[row] - 1).clamp(min=0)
-            self._drafter.propose(registers, row, room, port, Committed(tokens, verdict.emitted, output.hidden))
+            done = Committed(tokens, verdict.emitted, output.hidden, self._mode)
+            self._drafter.propose(registers, row, room, port, done)
         self.report.copy_(torch.cat([tokens, torch.stack([verdict.emitted, num_tokens, broken.long()], 1)], 1))
+
+    def _judge(self, logits: Tensor, row: Tensor, drafts: Tensor, draft_count: Tensor) -> _Judged:
+        """Tokens of the step's logits [B, T, V], and how many of them the drafts leave standing."""
+        registers, mode = self._registers, self._mode
+        if mode is SamplingMode.GREEDY or self._drafter is None or not self._drafter.draws:
+            picked = pick(logits, registers, row, mode)
+            return _Judged(picked.tokens, picked.finite, agreed(picked.tokens, drafts, draft_count))
+        best, tokens = logits.max(-1)
+        weights = weights_of(logits, best, registers, row, mode)
+        drawn, count = accept_drawn(weights, drafts, draft_count, registers, row)
+        greedy = registers.greedy[row]
+        return _Judged(
+            torch.where(greedy[:, None], tokens, drawn),
+            torch.isfinite(best),
+            torch.where(greedy, agreed(tokens, drafts, draft_count), count),
+        )
 
     def _advance(self, row: Tensor, tokens: Tensor, verdict: Verdict) -> None:
         """Registers after the step: what was emitted is the text, its last token the next base."""

@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from trtllm_replayssm.errors import ContractError
@@ -71,18 +73,17 @@ class DeviceSteps:
         buckets: Sequence[int],
         recorded: Collection[int],
         device: torch.device,
-        greedy_only: bool = False,
+        vocab: int,
     ) -> None:
         """make_step(batch, width): a session's static step. buckets: batch sizes to run at, rising; rows are padded.
         recorded: those whose steps can be recorded; the others are launched operation by operation.
-
-        greedy_only: sampled requests decode elsewhere.
         """
-        self.greedy_only = greedy_only
         self.max_draft_len = 0 if drafter is None else drafter.max_draft_len
         self.registers = Registers.allocate(
-            slots, self.max_draft_len, 0 if drafter is None else drafter.positions, device
-        )
+            slots, self.max_draft_len, 0 if drafter is None else drafter.positions, device,
+            drawn_vocab=vocab if drafter is not None and drafter.draws else 0,
+        )  # fmt: skip
+        self._vocab = vocab
         self._make_step = make_step
         self._graphs = graphs
         self._drafter = drafter
@@ -96,7 +97,7 @@ class DeviceSteps:
     def warm_up(self) -> None:
         """Make and capture every program that a launch can need. Moves no state."""
         for bucket in reversed(self._buckets):  # the others fit in the largest one's memory
-            for mode in (SamplingMode.GREEDY,) if self.greedy_only else SamplingMode:
+            for mode in SamplingMode:
                 self._program(_Shape(bucket, mode))
 
     @torch.inference_mode()
@@ -127,10 +128,14 @@ class DeviceSteps:
             reports.append(RowReport(tuple(tokens[:emitted]), num_tokens, bool(broken)))
         return reports
 
-    def drafts(self, slot: int) -> tuple[int, ...]:
-        """The drafts of the slot's next step; waits for the device."""
+    def drafts(self, slot: int) -> tuple[tuple[int, ...], NDArray[np.float64] | None]:
+        """The drafts of the slot's next step, and the probabilities [n, V] that a sampled request's were drawn from,
+        None where none are drawn; waits for the device."""
         count = int(self.registers.draft_count[slot])
-        return tuple(self.registers.draft[slot, :count].tolist())
+        drafts = tuple(self.registers.draft[slot, :count].tolist())
+        if not drafts or not self.registers.draft_weights.shape[2]:
+            return drafts, None
+        return drafts, self.registers.draft_weights[slot, :count, : self._vocab].double().cpu().numpy()
 
     def _program(self, shape: _Shape) -> _Program:
         program = self._programs.get(shape)

@@ -110,8 +110,8 @@ MAY_USE = {
     "speculative": {"numpy"},
     "scheduler": {"numpy"},
     "session interface": {"numpy"},
-    "device entry": set(),
-    "device": {"torch"},
+    "device entry": {"numpy"},
+    "device": {"torch", "numpy"},
     "evaluation": {"torch", "numpy", "matplotlib"},  # matplotlib for figures only, an extra
     "prefix": set(),
     "transfer": {"numpy", "safetensors"},

@@ -25,7 +25,7 @@ on_devices = pytest.mark.parametrize("device", DEVICES)
 def entry(slot: int, params: SamplingParams, **changes: object) -> DeviceEntry:
     """A request with these settings; its text is one token, its room without end, unless changed."""
     values: dict[str, object] = {
-        "slot": slot, "tokens": [1], "room": 1 << 20, "stop_ids": (), "seed": params.seed or 0, "drafts": (),
+        "slot": slot, "tokens": [1], "room": 1 << 20, "stop_ids": (), "seed": params.seed or 0, "drafts": (), "q": None,
         "greedy": params.greedy, "temperature": 1.0 if params.temperature is None else params.temperature,
         "top_k": params.top_k or 0, "top_p": 1.0 if params.top_p is None else params.top_p,
         "min_p": params.min_p or 0.0,

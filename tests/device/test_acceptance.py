@@ -6,10 +6,11 @@ import numpy as np
 import torch
 
 from tests.device.requests import entry, on_devices, registers
-from trtllm_replayssm.runtime.device.acceptance import agreed, cut
+from trtllm_replayssm.runtime.device.acceptance import accept_drawn, agreed, cut
+from trtllm_replayssm.runtime.device.registers import BLOCK, Registers
 from trtllm_replayssm.runtime.sampling.params import SamplingParams
 from trtllm_replayssm.runtime.scheduler.output import EndRules, OutputBuffer
-from trtllm_replayssm.spec.accept import greedy_accept
+from trtllm_replayssm.spec.accept import accept_general, draw, greedy_accept
 
 GREEDY = SamplingParams()
 
@@ -61,3 +62,32 @@ def test_a_row_that_has_ended_or_is_broken_emits_nothing(device: str) -> None:
     verdict = cut(*given, made, torch.arange(3, device=device))
     assert verdict.emitted.tolist() == [2, 0, 0]
     assert verdict.ended.tolist()[::2] == [False, True]
+
+
+@on_devices
+def test_drawn_drafts_are_accepted_and_replaced_as_the_general_rule_says(device: str) -> None:
+    """2,000 rows of three drafts or fewer over a small vocabulary, p sharp and flat; all decisions are the host's."""
+    rng, rows, drafts, vocab = np.random.default_rng(2), 2000, 3, 11
+    p = rng.dirichlet(np.full(vocab, 0.5), (rows, drafts + 1)).astype(np.float32)
+    q = (0.5 * p[:, :drafts] + 0.5 * rng.dirichlet(np.full(vocab, 0.5), (rows, drafts))).astype(np.float32)
+    q[:100] = p[:100, :drafts]  # equal distributions: nothing is left over, every draft passes
+    p[100:200, :, 5:] = 0.0
+    draft = np.array([[draw(row.astype(np.float64), float(rng.random())) for row in each] for each in q])
+    count = rng.integers(0, drafts + 1, rows)
+    seeds = [int(s) for s in rng.integers(0, 2**63, rows)]
+    made = Registers.allocate(rows, drafts, 0, torch.device(device), drawn_vocab=vocab)
+    made.enter([
+        entry(i, GREEDY, seed=seeds[i], tokens=[1] * 7, drafts=draft[i, :n].tolist(), q=q[i, :n].astype(np.float64))
+        for i, n in enumerate(count)
+    ])  # fmt: skip
+    weights = torch.zeros((rows, drafts + 1, BLOCK), device=device)
+    weights[..., :vocab] = torch.from_numpy(p * rng.uniform(0.5, 2, (rows, 1, 1)).astype(np.float32)).to(device)
+    row = torch.arange(rows, device=device)
+    tokens, counted = accept_drawn(weights, *(torch.from_numpy(a).to(device) for a in (draft, count)), made, row)
+    accepted = set()
+    for i, n in enumerate(count):
+        want = accept_general(p[i, : n + 1], q[i, :n], draft[i, :n].tolist(), seeds[i], 7)
+        assert tuple(tokens[i, : counted[i]].tolist()) == want.tokens, i
+        accepted.add((int(n), want.accepted))
+    assert accepted == {(n, a) for n in range(drafts + 1) for a in range(n + 1)}
+    assert (counted[:100].cpu() == torch.from_numpy(count[:100]) + 1).all()

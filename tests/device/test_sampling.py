@@ -11,6 +11,7 @@ import torch
 from tests.device.requests import entry, host_tokens, on_devices, registers
 from trtllm_replayssm.runtime.device import sampling
 from trtllm_replayssm.runtime.device.entry import SamplingMode, device_eligible, sampling_mode
+from trtllm_replayssm.runtime.device.registers import BLOCK
 from trtllm_replayssm.runtime.sampling.distribution import probabilities
 from trtllm_replayssm.runtime.sampling.params import SamplingParams
 from trtllm_replayssm.spec.philox import Domain, uniform
@@ -39,9 +40,9 @@ def drawn(
     entries = [entry(i, p, seed=s, tokens=[1] * n) for i, (p, s, n) in enumerate(zip(params, seeds, at, strict=True))]
     mode = max(sampling_mode(p) for p in params)
     rows = torch.arange(len(params), device=device)
-    tokens, finite = sampling.pick(torch.from_numpy(logits).to(device), registers(entries, device), rows, mode)
-    assert finite.all()
-    return tokens.tolist()
+    picked = sampling.pick(torch.from_numpy(logits).to(device), registers(entries, device), rows, mode)
+    assert picked.finite.all()
+    return picked.tokens.tolist()
 
 
 @on_devices
@@ -89,7 +90,7 @@ def test_ties_go_to_the_lowest_ids_in_every_filter(device: str) -> None:
 
 @on_devices
 def test_a_token_of_weight_zero_is_never_drawn_even_at_the_ends(device: str) -> None:
-    weights = torch.zeros((3, 2 * sampling.BLOCK), device=device)
+    weights = torch.zeros((3, 2 * BLOCK), device=device)
     weights[0, 5] = weights[1, 1500] = 1.0
     weights[2, 1023] = weights[2, 1024] = 0.5
     for u in (0.0, 0.5, float(np.nextafter(1.0, 0.0))):
@@ -105,9 +106,9 @@ def test_rows_that_are_no_numbers_are_told(device: str) -> None:
     logits[2, 0, 3] = float("inf")
     made = registers([entry(i, SamplingParams(temperature=1.0, top_p=0.5)) for i in range(4)], device)
     for mode in SamplingMode:
-        tokens, finite = sampling.pick(logits, made, torch.arange(4, device=device), mode)
-        assert finite[:, 0].tolist() == [False, False, False, True]
-        assert ((tokens >= 0) & (tokens < 10)).all()
+        picked = sampling.pick(logits, made, torch.arange(4, device=device), mode)
+        assert picked.finite[:, 0].tolist() == [False, False, False, True]
+        assert ((picked.tokens >= 0) & (picked.tokens < 10)).all()
 
 
 def test_modes_and_eligibility_follow_from_the_settings() -> None:

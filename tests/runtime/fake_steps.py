@@ -71,8 +71,9 @@ def device_steps(session: FakeSession, kind: str, draft_len: int) -> DeviceSteps
         "plain": None,
         "ngram": PromptLookup(draft_len, 3, session.pool.max_seq_len),
         "mtp": HeadDrafts(draft_len),
+        "mtp-sampled": HeadDrafts(draft_len, draws=True),
     }
     return DeviceSteps(
         lambda batch, width: FakeStep(session, batch, width), GraphPool(CPU), drafters[kind],
-        slots=session.pool.slots, buckets=(1, 2, 4, 64), recorded=(), device=CPU,
+        slots=session.pool.slots, buckets=(1, 2, 4, 64), recorded=(), device=CPU, vocab=session.geometry.vocab,
     )  # fmt: skip

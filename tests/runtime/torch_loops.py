@@ -23,6 +23,7 @@ KINDS: dict[str, SpeculativeConfig | None] = {
     "plain": None,
     "ngram": NGramDecodingConfig(max_draft_len=DRAFTS, max_matching_ngram_size=3),
     "mtp": MTPDecodingConfig(max_draft_len=DRAFTS),
+    "mtp-sampled": MTPDecodingConfig(max_draft_len=DRAFTS, sample_drafts=True),
 }
 Answers = dict[int, list[tuple[list[int], str | None]]]
 """By request: tokens and finish reason of every choice."""
