@@ -117,7 +117,7 @@ def load(name: FlavourName, target: str) -> Flavour:
         package = name.value.replace("_", "-")
         raise ConfigError(
             "build", "flavour", expected=f"an installed {name.value}", got=f"ImportError: {error}",
-            hint=f"pip install 'trtllm-replayssm[{package}]'",
+            hint=f"In a checkout: pip install -e '.[{package}]'",
         ) from error  # fmt: skip
     version = tuple(int(part) for part in re.findall(r"\d+", str(trt.__version__))[:2])
     floor = _FLOOR[name.value]

@@ -23,7 +23,7 @@ def draw(results: Results, folder: Path, stem: str) -> list[Path]:
     except ImportError as error:
         raise ConfigError(
             "eval plot", "matplotlib", expected="installed", got="none",
-            hint="pip install 'trtllm-replayssm[eval]'",
+            hint="In a checkout: pip install -e '.[eval]'",
         ) from error  # fmt: skip
     matplotlib.use("Agg")
     folder.mkdir(parents=True, exist_ok=True)

@@ -138,7 +138,7 @@ def _library(manifest: Manifest) -> Any:
     except ImportError as error:
         raise ConfigError(
             "load bundle", "flavour", expected=f"an installed {name}", got=f"ImportError: {error}",
-            hint=f"pip install 'trtllm-replayssm[{name.replace('_', '-')}]'",
+            hint=f"In a checkout: pip install -e '.[{name.replace('_', '-')}]'",
         ) from error  # fmt: skip
     if trt.__version__ != manifest.build.tensorrt_version:
         raise EngineMismatchError(

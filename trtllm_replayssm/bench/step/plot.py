@@ -31,7 +31,7 @@ def draw_steps(rows: Sequence[Row], path: Path) -> bool:
         import matplotlib
     except ImportError as error:
         raise ConfigError(
-            "bench step", "matplotlib", expected="installed", got="none", hint="pip install 'trtllm-replayssm[eval]'"
+            "bench step", "matplotlib", expected="installed", got="none", hint="In a checkout: pip install -e '.[eval]'"
         ) from error
     matplotlib.use("Agg")
     from matplotlib import pyplot
