@@ -108,7 +108,7 @@ class TorchGraph:
         o = self._state_ops.mamba2(
             self._ctx, layer, self.split_heads(x, shape.heads), self.split_heads(k, shape.groups),
             self.split_heads(q, shape.groups), decay,
-            -self._weights.vector(a_log).exp(), self._weights.vector(d_skip),
+            self._state_ops.rates(layer, self._weights.vector(a_log)), self._weights.vector(d_skip),
         )  # fmt: skip
         return self.merge_heads(o)
 

@@ -29,6 +29,7 @@ class StateOps:
         self._native = native
         self._prompts = None if prompts is None else NativePrompts(pools, prompts)
         self._waiting: Convolution | None = None
+        self._rates: dict[int, Tensor] = {}
 
     @property
     def native(self) -> NativeOps | None:
@@ -60,6 +61,12 @@ class StateOps:
         out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
         self._waiting = Convolution(layer, window, x, weight[:, 0], bias, out, prompt=ctx.phase is Phase.PREFILL)
         return out
+
+    def rates(self, layer: int, a_log: Tensor) -> Tensor:
+        """Mamba-2: the layer's decay rates -exp(a_log), [H] float32, computed once."""
+        if layer not in self._rates:
+            self._rates[layer] = -a_log.exp()
+        return self._rates[layer]
 
     def discretise(self, ctx: StepContext, layer: int, dt: Tensor, dt_bias: Tensor) -> Tensor:
         """Mamba-2: softplus(dt + dt_bias), [B, T, H] float32."""
