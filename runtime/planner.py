@@ -45,6 +45,10 @@ class MemoryPlan:
         """Slots that fit."""
         return max(int(self.rest * self.fraction), 0) // (self.slot.total + self.row)
 
+    def need(self, slots: int) -> int:
+        """Bytes that so many slots take with everything beside them but the libraries."""
+        return self.weights + self.prompt + slots * (self.slot.total + self.row)
+
     def require(self, slots: int) -> None:
         """Raise ConfigError, with every number, when so many slots do not fit."""
         if slots <= self.slots:

@@ -77,6 +77,7 @@ def test_the_table_adds_up() -> None:
     assert sum(parts) == plan.slot.total + plan.row
     assert table["for slots (90%)"] == int(0.9 * (table["free memory"] - table["weights"]
                                                   - table["a pass over prompts"] - table["libraries and graphs"]))
+    assert plan.need(3) == table["weights"] + table["a pass over prompts"] + 3 * sum(parts)
     text = "\n".join(plan.lines())
     assert f"{plan.slots:,}" in text and "conv windows" in text
 

@@ -8,7 +8,7 @@ from trtllm_replayssm.bench.step.cases import Schedule, StepCase
 from trtllm_replayssm.bench.step.model import StepModel
 from trtllm_replayssm.config import PoolConfig
 from trtllm_replayssm.errors import ConfigError
-from trtllm_replayssm.runtime.planner import plan_memory
+from trtllm_replayssm.runtime.planner import MemoryPlan, plan_memory
 from trtllm_replayssm.weights.sizes import model_bytes
 
 _SHARE = 0.97  # of what the plan leaves: allocations come in pieces
@@ -22,11 +22,15 @@ def largest_rows(model: StepModel, case: StepCase, schedule: Schedule) -> int:
     """
     if model.device.type != "cuda":
         raise ConfigError("bench step", "largest", expected="a CUDA device", got=str(model.device))
-    _, memory = torch.cuda.mem_get_info(model.device)
+    plan = step_plan(model, case, schedule, memory=torch.cuda.mem_get_info(model.device)[1])
+    plan.require(_MULTIPLE)
+    return plan.slots // _MULTIPLE * _MULTIPLE
+
+
+def step_plan(model: StepModel, case: StepCase, schedule: Schedule, memory: int = 0) -> MemoryPlan:
+    """The memory plan of a case's cache and tokens on a device of `memory` bytes; there are no prompts."""
     pool = PoolConfig(slots=1, max_seq_len=schedule.last_position(case), activation=model.activation)
-    plan = plan_memory(
+    return plan_memory(
         model.geometry, case.replay, pool, memory=memory, conventional=case.conventional, prompt_tokens=0,
         weights=model_bytes(model.geometry, model.format_of, model.activation.itemsize), fraction=_SHARE,
     )  # fmt: skip
-    plan.require(_MULTIPLE)
-    return plan.slots // _MULTIPLE * _MULTIPLE

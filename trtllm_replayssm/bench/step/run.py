@@ -13,6 +13,7 @@ import torch
 from trtllm_replayssm.bench.step.breakdown import profile_steps
 from trtllm_replayssm.bench.step.cases import Schedule, StepCase
 from trtllm_replayssm.bench.step.floor import StepFloor, slot_state_bytes, step_floor
+from trtllm_replayssm.bench.step.largest import step_plan
 from trtllm_replayssm.bench.step.loop import StepLoop, fill_caches
 from trtllm_replayssm.bench.step.measure import StepTime, time_steps
 from trtllm_replayssm.bench.step.model import StepModel
@@ -21,7 +22,10 @@ from trtllm_replayssm.runtime.session.torch_session import TorchSession
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """A measured case. breakdown, kernels: microseconds a step, empty where no profile was asked for."""
+    """A measured case. breakdown, kernels: microseconds a step, empty where no profile was asked for.
+
+    planned_bytes: memory of the pool that it ran in, with the weights, by the planner; peak_bytes: as it was.
+    """
 
     model: StepModel
     case: StepCase
@@ -31,6 +35,7 @@ class StepResult:
     state_bytes: int
     breakdown: dict[str, float]
     kernels: list[tuple[str, float]]
+    planned_bytes: int
     peak_bytes: int
 
     def fields(self) -> dict[str, Any]:
@@ -45,7 +50,8 @@ class StepResult:
             "us_quartiles": [round(self.time.low, 2), round(self.time.high, 2)],
             "tokens_per_s": round(case.rows * case.accepted / us * 1e6, 1), "floor_us": round(self.floor_us, 2),
             "percent_of_floor": round(100 * self.floor_us / us, 1), "floor_bytes": self.floor.fields(),
-            "state_bytes_per_slot": self.state_bytes, "peak_bytes": self.peak_bytes,
+            "state_bytes_per_slot": self.state_bytes,
+            "planned_bytes": self.planned_bytes, "peak_bytes": self.peak_bytes,
             "breakdown_us": {part: round(t, 2) for part, t in self.breakdown.items()},
             "kernels_us": {name[:120]: round(t, 2) for name, t in self.kernels[:16]},
         }  # fmt: skip
@@ -69,11 +75,13 @@ def run_cases(
         gc.collect()
         if model.device.type == "cuda":
             torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
 
 
 def _measure(
     model: StepModel, session: TorchSession, case: StepCase, schedule: Schedule, bandwidth: float, *, profile: bool
 ) -> StepResult:
+    slots = session.pool.slots
     loop = StepLoop(session, case)
     loop.begin(schedule.first_position(case))
     for _ in range(schedule.warm_up - 1):
@@ -86,5 +94,6 @@ def _measure(
     return StepResult(
         model=model, case=case, time=time, floor=floor, floor_us=floor.total / bandwidth * 1e6,
         state_bytes=slot_state_bytes(model.geometry, case, model.activation), breakdown=parts, kernels=kernels,
+        planned_bytes=step_plan(model, case, schedule).need(slots),
         peak_bytes=torch.cuda.max_memory_allocated() if model.device.type == "cuda" else 0,
     )  # fmt: skip
