@@ -28,6 +28,7 @@ def add_command(kinds: Any) -> None:
     )  # fmt: skip
     step.add_argument("model", help="a preset, or a checkpoint directory")
     step.add_argument("--batch", default="1,32,256", help="rows of a step, comma separated (default 1,32,256)")
+    step.add_argument("--verify-batch", help="rows of a step of several tokens (default: as --batch)")
     step.add_argument("--tokens", default="1,4", help="tokens of a step, comma separated (default 1,4)")
     step.add_argument("--state-cache", default="conventional,replay", help="which, comma separated (default both)")
     step.add_argument("--context", type=int, default=512, help="committed tokens of every sequence (default 512)")
@@ -37,7 +38,8 @@ def add_command(kinds: Any) -> None:
     )  # fmt: skip
     step.add_argument("--layers", metavar="A-B", help="of a preset: only these layers, both ends kept")
     step.add_argument(
-        "--largest", action="store_true", help="also the largest batch that the memory holds, for each cache"
+        "--largest", action="store_true",
+        help="also the largest batch that the memory holds, for each cache and the most tokens",
     )
     step.add_argument("--rounds", type=int, default=5, help="timed blocks of as many steps as a window (default 5)")
     step.add_argument(
@@ -101,21 +103,30 @@ def _measure(arguments: argparse.Namespace, lines: IO[str] | None) -> list[dict[
 
 
 def _cases(arguments: argparse.Namespace, model: Any, schedule: Any) -> list[Any]:
+    """The cases that fit into the device's memory, those that share a pool together; says which do not."""
     from trtllm_replayssm.bench.step.cases import LARGEST, StepCase
-    from trtllm_replayssm.bench.step.largest import largest_rows
+    from trtllm_replayssm.bench.step.largest import largest_rows, rows_that_fit
 
     cases, largest = [], []
-    for tokens in _numbers("tokens", arguments.tokens):
-        replay = replay_config(arguments, tokens)
-        accepted = 1.0 if tokens == 1 else min(arguments.forced_acceptance, float(tokens))
+    tokens = _numbers("tokens", arguments.tokens)
+    for count in tokens:
+        several = count > 1 and arguments.verify_batch is not None
+        batches = _numbers("verify-batch", arguments.verify_batch) if several else _numbers("batch", arguments.batch)
+        accepted = 1.0 if count == 1 else min(arguments.forced_acceptance, float(count))
         for cache in arguments.state_cache.split(","):
             shared = {
-                "cache": cache, "tokens": tokens, "accepted": accepted, "context": arguments.context, "replay": replay
+                "cache": cache, "tokens": count, "accepted": accepted, "context": arguments.context,
+                "replay": replay_config(arguments, count),
             }  # fmt: skip
-            cases += [StepCase(rows=rows, **shared) for rows in _numbers("batch", arguments.batch)]
-            if arguments.largest:
-                one = StepCase(rows=1, role=LARGEST, **shared)
-                largest.append(StepCase(rows=largest_rows(model, one, schedule), role=LARGEST, **shared))
+            most = rows_that_fit(model, StepCase(rows=1, **shared), schedule)
+            for rows in batches:
+                if most is None or rows <= most:
+                    cases.append(StepCase(rows=rows, **shared))
+                else:
+                    print(f"{cache} B={rows} T={count}: left out, the memory holds {most} rows")
+            if arguments.largest and count == max(tokens):
+                rows = largest_rows(model, StepCase(rows=1, role=LARGEST, **shared), schedule)
+                largest.append(StepCase(rows=rows, role=LARGEST, **shared))
     return cases + largest
 
 

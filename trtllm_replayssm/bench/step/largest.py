@@ -20,11 +20,18 @@ def largest_rows(model: StepModel, case: StepCase, schedule: Schedule) -> int:
 
     case: its cache, tokens and context count. Raises ConfigError where none fit, or without a GPU.
     """
+    rows = rows_that_fit(model, case, schedule)
+    if rows is None or rows < _MULTIPLE:
+        wanted = f"a CUDA device that holds {_MULTIPLE} rows"
+        raise ConfigError("bench step", "largest", expected=wanted, got=f"{model.device} with {rows}")
+    return rows // _MULTIPLE * _MULTIPLE
+
+
+def rows_that_fit(model: StepModel, case: StepCase, schedule: Schedule) -> int | None:
+    """Rows whose slots a GPU holds beside the weights and nothing else; None on a CPU."""
     if model.device.type != "cuda":
-        raise ConfigError("bench step", "largest", expected="a CUDA device", got=str(model.device))
-    plan = step_plan(model, case, schedule, memory=torch.cuda.mem_get_info(model.device)[1])
-    plan.require(_MULTIPLE)
-    return plan.slots // _MULTIPLE * _MULTIPLE
+        return None
+    return step_plan(model, case, schedule, memory=torch.cuda.mem_get_info(model.device)[1]).slots
 
 
 def step_plan(model: StepModel, case: StepCase, schedule: Schedule, memory: int = 0) -> MemoryPlan:
