@@ -45,14 +45,14 @@ def weights(model: Path, device: str, activation: ActivationDtype) -> TorchWeigh
 
 def open_session(
     model: Path, device: str, widest: int, activation: ActivationDtype = ActivationDtype.BFLOAT16, *,
-    conventional: bool = False,
+    conventional: bool = False, debug: bool = True,
 ) -> TorchSession:  # fmt: skip
     pool = PoolConfig(slots=3, max_seq_len=160, activation=activation)
     replay = ReplayConfig(window=16, max_step_tokens=widest)
     with Checkpoint.open(model) as checkpoint:
         geometry = checkpoint.geometry
     pools = StatePools.allocate(geometry, replay, pool, conventional=conventional, device=torch.device(device))
-    return TorchSession(weights(model, device, activation), pools, debug=True)
+    return TorchSession(weights(model, device, activation), pools, debug=debug)
 
 
 def greedy(session: TorchSession) -> list[int]:
@@ -107,19 +107,6 @@ def test_kernels_stay_as_close_to_the_cpu_session_as_the_reference_on_cuda(
     decided = top2[:, 1] - top2[:, 0] > 2.0 * error.max()
     assert decided.sum() > len(expected) // 3, "the models decide most tokens clearly"
     assert (got.argmax(-1) == expected.argmax(-1))[decided].all()
-
-
-@pytest.mark.parametrize("model", MODELS)
-def test_greedy_text_of_both_devices_is_the_same_as_long_as_it_is_decided(model: str) -> None:
-    """64 tokens each, free running; after the first token that rounding may decide, the texts may part."""
-    path = EXAMPLES / model
-    cpu, cuda = greedy(open_session(path, "cpu", 1)), greedy(open_session(path, "cuda", 1))
-    same = next((i for i, (a, b) in enumerate(zip(cpu, cuda, strict=True)) if a != b), NEW_TOKENS)
-    if same < NEW_TOKENS:
-        logits = forced(open_session(path, "cpu", 1), cpu[:same], (1,))[-1]
-        cuda_logits = forced(open_session(path, "cuda", 1), cpu[:same], (1,))[-1]
-        margin = float(logits[cpu[same]] - logits[cuda[same]])
-        assert margin <= 2.0 * np.abs(logits - cuda_logits).max(), (same, margin)
 
 
 def test_a_pool_that_no_kernel_serves_runs_the_reference_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
