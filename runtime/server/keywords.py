@@ -189,6 +189,8 @@ def _check_string(part: _Schema) -> None:
 def _check_pattern(pattern: object) -> None:
     """The compiler lets a pattern's own characters stand in the text as they are, where JSON escapes some."""
     text = pattern if isinstance(pattern, str) else ""
+    if "(?=" in text or "(?!" in text:
+        raise _refused("patterns that do not look ahead", repr(text[:40]))
     for short, long, letter, plain in _CHARACTER.findall(text):
         if letter or plain or chr(int(short or long, 16)) in _ESCAPED:
             raise _refused("patterns of characters that JSON need not escape", repr(text[:40]))

@@ -54,6 +54,7 @@ DROPPED: list[tuple[str, Any]] = [
     ("patternProperties", {"type": "object", "properties": {"b": INTEGER}, "patternProperties": {"^b": STRING}}),
     ("propertyNames", {"type": "object", "properties": {"b": INTEGER}, "propertyNames": {"enum": ["a"]}}),
     *[("pattern", {"type": "string", "pattern": p}) for p in ('"', "\\\\", "\\n", "^\n", "\\x22", "\\u000a")],
+    *[("look ahead", {"type": "string", "pattern": p}) for p in ("^(?!a).*$", "a(?=b)")],
     ("pattern", {"type": "object", "patternProperties": {'"': INTEGER}}),
     ("'http://x'", {"type": "object", "properties": {"default": {"$ref": "http://x"}}}),
     ("no not", {"$ref": "#/x/0", "x": [{"not": INTEGER}]}),
