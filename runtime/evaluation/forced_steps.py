@@ -7,16 +7,22 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from trtllm_replayssm.runtime.evaluation.rounding_pass import RoundingPass
 from trtllm_replayssm.runtime.session.torch_session import TorchSession
 
 
 class ForcedSteps:
     """Rows in lockstep: row i of every step is slots[i] and takes its next tokens from ids[i]."""
 
-    def __init__(self, session: TorchSession, slots: Sequence[int], ids: Sequence[Sequence[int]]) -> None:
-        """ids: tokens of each row from position 0 on, all of one length."""
+    def __init__(
+        self, session: TorchSession, slots: Sequence[int], ids: Sequence[Sequence[int]],
+        rounding: RoundingPass | None = None,
+    ) -> None:  # fmt: skip
+        """ids: tokens of each row from position 0 on, all of one length; rounding: runs behind every flush."""
         device = session.pools.cursors.position.device
         self._session = session
+        self._rounding = rounding
+        self._slots_on_host = list(slots)
         self._slots = torch.tensor(slots, dtype=torch.int32, device=device)
         self._ids = torch.tensor(ids, dtype=torch.int64, device=device)
         self._work: dict[tuple[int, bool], Callable[[], Tensor]] = {}
@@ -29,6 +35,7 @@ class ForcedSteps:
         it is, so that all it makes lazily exists; from the second on it is a graph where the device has graphs.
         """
         kind = (tokens, flushes)
+        self._session.moved(self._slots_on_host)
         if kind not in self._work:
             self._work[kind] = self._step(tokens, flushes)
             return self._work[kind]()
@@ -50,9 +57,12 @@ class ForcedSteps:
 
         @torch.inference_mode()
         def work() -> Tensor:
-            step.ids.copy_(self._ids.gather(1, step.position()[:, None] + places))
+            start = step.position()
+            step.ids.copy_(self._ids.gather(1, start[:, None] + places))
             logits = step.forward().logits
             step.commit(taken)
+            if self._rounding is not None and flushes:
+                self._rounding.apply(start)
             return logits
 
         return work

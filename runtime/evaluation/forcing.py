@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from trtllm_replayssm.config import PoolConfig, ReplayConfig
-from trtllm_replayssm.dtypes import ActivationDtype
+from trtllm_replayssm.dtypes import ActivationDtype, Rounding, StateFormat
 from trtllm_replayssm.ops.dtypes import torch_dtype
 from trtllm_replayssm.ops.layer_state import ConventionalLayerState
 from trtllm_replayssm.ops.reference.gdn import gdn_fold
 from trtllm_replayssm.ops.reference.mamba2 import mamba2_fold
 from trtllm_replayssm.runtime.evaluation.forced_steps import ForcedSteps
+from trtllm_replayssm.runtime.evaluation.rounding_pass import RoundingPass
 from trtllm_replayssm.runtime.evaluation.saved_run import SavedRun, save_run
 from trtllm_replayssm.runtime.evaluation.streams import Stream
 from trtllm_replayssm.runtime.pools.state_pools import StatePools
@@ -51,6 +52,15 @@ class Model:
         return TorchSession(self.weights, pools)
 
 
+def needs_rounding_pass(model: Model, replay: ReplayConfig) -> bool:
+    """Whether a pool's one copy is in a format that no kernel keeps, while kernels serve all else."""
+    kernels = model.device.type == "cuda" and model.activation is not ActivationDtype.FLOAT32
+    kept = replay.recurrence is StateFormat.FLOAT32 or (
+        replay.recurrence is not StateFormat.NVFP4 and replay.recurrence_rounding is Rounding.STOCHASTIC
+    )
+    return kernels and not kept and replay.read is None
+
+
 class ForcedDecoding:
     """One session that decodes its streams in step: row i is stream i. Results are those of plain decoding.
 
@@ -64,8 +74,12 @@ class ForcedDecoding:
     def __init__(
         self, model: Model, replay: ReplayConfig, streams: Sequence[Stream], prompt: int, *,
         conventional: bool = False, spare_slots: int = 0, spare_tokens: int = 0, saved: SavedRun | None = None,
+        rounding_pass: bool | None = None,
     ) -> None:  # fmt: skip
         """Prefills the first `prompt` tokens of each stream; with `saved`, goes on where that run was saved.
+
+        rounding_pass: run float32 checkpoints and round them after each write; see there for what it stands in for.
+        None: where kernels serve the activations but not the format.
 
         spare_slots, spare_tokens: room for copies of the streams' slots, and for tokens behind the streams' own.
         """
@@ -73,8 +87,11 @@ class ForcedDecoding:
         self._conventional = conventional
         self.streams = streams
         longest = max(len(s.ids) for s in streams) + spare_tokens
+        if rounding_pass is None:
+            rounding_pass = not conventional and needs_rounding_pass(model, replay)
+        kept = replace(replay, recurrence=StateFormat.FLOAT32) if rounding_pass else replay
         self.session = model.session(
-            replay, conventional=conventional, slots=len(streams) + spare_slots, max_seq_len=longest
+            kept, conventional=conventional, slots=len(streams) + spare_slots, max_seq_len=longest
         )
         if saved is not None:
             loaded = [self.session.load_snapshot(saved.position, row, prompt_done=True) for row in saved.rows]
@@ -87,7 +104,10 @@ class ForcedDecoding:
             self.session.prefill(chunks)
             self.position = prompt
             self._records = 0
-        self.steps = ForcedSteps(self.session, self.slots, [s.ids for s in streams])
+        rounding = RoundingPass(self.session.pools, replay, self.slots) if rounding_pass else None
+        if rounding is not None and saved is None:
+            rounding.apply(torch.full((len(streams),), prompt, device=model.device))
+        self.steps = ForcedSteps(self.session, self.slots, [s.ids for s in streams], rounding)
 
     def save(self, path: Path) -> None:
         """Write what `saved` takes."""

@@ -30,7 +30,7 @@ def draw(results: Results, folder: Path, stem: str) -> list[Path]:
     kinds: dict[str, list[tuple[str, Callable[[Results, Any], bool]]]] = {
         "kl": [("kl", _kl_by_length), ("kl_by_window", _kl_by_window), ("state_error", _state_error)],
         "drift": [("", _drift)], "decays": [("", _decays)], "tasks": [("", _tasks)],
-        "windows": [("adaptive", _adaptive), ("skip", _skip)],
+        "windows": [("adaptive", _adaptive), ("skip", _skip)], "skip": [("", _measured_skip)],
     }  # fmt: skip
     paths = []
     for name, figure in kinds.get(results["what"], []):
@@ -203,3 +203,24 @@ def _skip(results: Results, axes: Any) -> bool:
     axes.set_title("Skipping checkpoint reads by decay, plain decoding, L = 16, float32 state", fontsize=9)
     axes.legend(fontsize=6, ncols=2)
     return bool(rows)
+
+
+def _measured_skip(results: Results, axes: Any) -> bool:
+    """Bytes read and time of the skipping update as shares of the update's, by the share of heads that have faded."""
+    for what, colour, label in (("read_bytes", "tab:blue", "bytes read"), ("us", "tab:red", "time")):
+        for flushes, marker in ((False, "o"), (True, "s")):
+            points = [
+                (r["faded"], r[f"skipping_{what}"] / r[f"plain_{what}"])
+                for r in results["rows"]
+                if r["flushes"] is flushes and f"plain_{what}" in r
+            ]
+            if points:
+                axes.scatter(
+                    *zip(*points, strict=True), marker=marker, s=18, color=colour,
+                    label=f"{label}{', steps that flush' if flushes else ''}",
+                )  # fmt: skip
+    axes.plot([0, 1], [1, 0], color="grey", linestyle=":", linewidth=1, label="live share: states alone")
+    axes.set(xlabel="share of heads that have faded", ylabel="skipping update / update", ylim=(0, 1.15))
+    axes.set_title(f"Skipping faded checkpoints, {results['meta']['device_name']}")
+    axes.legend(fontsize=8)
+    return True

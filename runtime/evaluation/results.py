@@ -16,7 +16,7 @@ from trtllm_replayssm.errors import ConfigError
 from trtllm_replayssm.runtime.evaluation.forcing import Model
 from trtllm_replayssm.runtime.evaluation.streams import Stream
 
-KINDS = ("kl", "decays", "drift", "tasks", "windows")
+KINDS = ("kl", "decays", "drift", "tasks", "windows", "skip")
 
 
 def describe_run(model: Model, streams: Sequence[Stream], prompt: int) -> dict[str, Any]:

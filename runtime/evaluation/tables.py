@@ -10,7 +10,7 @@ Results = dict[str, Any]
 
 def table(results: Results) -> list[str]:
     """Lines of the table of one result file."""
-    kinds = {"kl": _kl, "drift": _drift, "decays": _decays, "tasks": _tasks, "windows": _windows}
+    kinds = {"kl": _kl, "drift": _drift, "decays": _decays, "tasks": _tasks, "windows": _windows, "skip": _skip}
     return kinds[results["what"]](results)
 
 
@@ -75,4 +75,22 @@ def _windows(results: Results) -> list[str]:
         for r in rows
     ]  # fmt: skip
     head = ["shape", "T", "acceptance", "mean", "L = 16, kB a token", "best L", "per row", "saved"]
+    return _markdown(head, body)
+
+
+def _skip(results: Results) -> list[str]:
+    """Steps by their decays: DRAM bytes read and microseconds of the update, without and with skipping."""
+
+    def pair(row: dict[str, Any], what: str, scale: float, digits: int) -> str:
+        both = [row.get(f"{kind}_{what}") for kind in ("plain", "skipping")]
+        return "" if None in both else " / ".join(f"{value / scale:.{digits}f}" for value in both)
+
+    body = [
+        [
+            r["shape"], r["case"], f"{r['h']}{', flush' if r['flushes'] else ''}", f"{100 * r['faded']:.0f} %",
+            f"{r['state_bytes'] / 1e6:.0f}", pair(r, "read_bytes", 1e6, 0), pair(r, "us", 1, 0),
+        ]
+        for r in results["rows"]
+    ]  # fmt: skip
+    head = ["layer", "decays", "h", "faded", "states, MB", "read, MB: update / skipping", "us: update / skipping"]
     return _markdown(head, body)

@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 import torch
 
 Result = TypeVar("Result")
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Collect garbage now and not inside: a graph of a forgotten session that is freed while another is recorded ends
+    the recording.
+    """
+    gc.collect()
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 class GraphPool:
@@ -55,6 +72,7 @@ class GraphPool:
         graph = torch.cuda.CUDAGraph()
         # thread_local: other threads of the process may use the device meanwhile
         with (
+            _no_collection(),
             torch.inference_mode(),
             torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"),
         ):

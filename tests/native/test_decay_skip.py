@@ -61,7 +61,7 @@ class Layer:
                 filled[slot][:, rows] = records.abs() if ring is state.ring_decay else records
             ring.copy_(filled)
         native = NativeOps(load_library(harness.LIBRARY), device)
-        assert native.unsupported(state, cursors) is None
+        assert native.unsupported(state, cursors, torch.bfloat16) is None
         a = -torch.logspace(-2, 2, shape.heads, device=device)  # from heads that never fade to those that do at once
         return Layer(shape, state, cursors, native, a)
 

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from trtllm_replayssm.cli.evaluate_skip import add_skip
 from trtllm_replayssm.dtypes import ActivationDtype
 from trtllm_replayssm.errors import ConfigError
 
@@ -32,6 +33,7 @@ def add_command(commands: Any) -> None:
     _add_kl(kinds)
     _add_decays(kinds)
     _add_tasks(kinds)
+    add_skip(kinds)
     drift = kinds.add_parser("drift", help="state error of each head against the theory, from results of kl and decays")
     drift.add_argument("kl", type=Path, help="result of eval kl")
     drift.add_argument("decays", type=Path, help="result of eval decays of the same checkpoint")

@@ -31,7 +31,7 @@ def conv1d_update(
     history = torch.where((source >= 0)[..., None], history, torch.zeros((), dtype=window.dtype, device=x.device))
     tokens = torch.arange(x.shape[1], device=x.device)
     inside = tokens < count[:, None]
-    fresh = torch.where(inside[..., None], x[active].to(window.dtype), torch.zeros((), dtype=window.dtype))
+    fresh = x[active].to(window.dtype).masked_fill(~inside[..., None], 0)
     sequence = torch.cat([history, fresh], dim=1).float().transpose(1, 2)
     # one tap at a time in a fixed order: a token's sum has the same bits in every split of the tokens
     mixed = sum(sequence[:, :, j : j + x.shape[1]] * weight[:, 0, j, None] for j in range(taps + 1))

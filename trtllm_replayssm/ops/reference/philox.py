@@ -10,14 +10,18 @@ from trtllm_replayssm.spec.philox import MULTIPLIERS, WEYL, Domain
 _MASK = 0xFFFFFFFF
 
 
-def state_words(seed: Tensor, layer: int, heads: int, elems: int, position: Tensor) -> Tensor:
-    """Words [B, heads, elems] int64 below 2^32: seed [B] int64 keys of rows, position [B] tokens they have absorbed."""
+def state_words(seed: Tensor, layer: int | Tensor, heads: int, elems: int, position: Tensor) -> Tensor:
+    """Words [B, heads, elems] int64 below 2^32: seed [B] int64 keys of rows, position [B] tokens they have absorbed.
+
+    layer: of all rows, or [B].
+    """
     quads = torch.arange(-(-elems // 4), device=seed.device)
-    head = torch.arange(heads, device=seed.device) | (layer << 16)
+    above = layer << 16
+    head = torch.arange(heads, device=seed.device) | (above[:, None] if isinstance(above, Tensor) else above)
     shape = (len(seed), heads, len(quads))
     row = [value.long()[:, None, None] for value in (seed, position)]
     c = [
-        quads.expand(shape), head[:, None].expand(shape), (row[1] & _MASK).expand(shape),
+        quads.expand(shape), head[..., None].expand(shape), (row[1] & _MASK).expand(shape),
         torch.full(shape, int(Domain.STATE), dtype=torch.int64, device=seed.device),
     ]  # fmt: skip
     key = [row[0] & _MASK, (row[0] >> 32) & _MASK]
