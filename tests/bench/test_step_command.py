@@ -32,7 +32,11 @@ def test_both_caches_are_measured_and_compared(tmp_path: Path, capsys: pytest.Ca
     names = {row["row"] for row in rows if row["what"] == "ratio"}
     assert names == {"plain", "speculative", "speculative replay over plain conventional",
                      "slot bytes, conventional over replay"}
-    assert "of the byte floor" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "of the byte floor" in printed
+    assert main(["bench", "plot", str(lines)]) == 0
+    again = capsys.readouterr().out
+    assert [line for line in again.splitlines() if line not in printed] == []
 
 
 def test_the_figure_is_made_from_the_lines_again_byte_for_byte(tmp_path: Path) -> None:
@@ -49,6 +53,14 @@ def test_the_figure_is_made_from_the_lines_again_byte_for_byte(tmp_path: Path) -
     assert first.read_bytes() == second.read_bytes()
     assert not draw_steps([{**rows[0], "breakdown_us": {}}], tmp_path / "c.png")
     assert not (tmp_path / "c.png").exists()
+
+
+@pytest.mark.parametrize("text", ["no json", "[1]", '{"what": "update"}', "{}"])
+def test_other_files_are_refused(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = tmp_path / "other.jsonl"
+    other.write_text(text + "\n")
+    assert main(["bench", "plot", str(other)]) == 1
+    assert "bench step" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,10 @@ def add_command(kinds: Any) -> None:
     step.add_argument("--png", type=Path, metavar="FILE", help="draw the breakdown")
     add_replay_options(step)
     step.set_defaults(run=run)
+    plot = kinds.add_parser("plot", help="the figure and the lines of a result file of `bench step`, again")
+    plot.add_argument("results", type=Path, nargs="+", help="files of --json")
+    plot.add_argument("--png", type=Path, metavar="FILE", help="draw the breakdown")
+    plot.set_defaults(run=run_plot)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -60,12 +64,28 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         with arguments.json.open("w", encoding="utf-8") as lines:
             rows = _measure(arguments, lines)
-    if arguments.png is not None:
-        from trtllm_replayssm.bench.step.plot import draw_steps
-
-        if not draw_steps(rows, arguments.png):
-            print("no step was profiled: nothing to draw")
+    _draw(rows, arguments.png)
     return 0
+
+
+def run_plot(arguments: argparse.Namespace) -> int:
+    """Print and draw what files hold."""
+    from trtllm_replayssm.bench.step.plot import read_rows
+    from trtllm_replayssm.bench.step.report import line
+
+    rows = [row for path in arguments.results for row in read_rows(path)]
+    print("\n".join(line(row) for row in rows))
+    _draw(rows, arguments.png)
+    return 0
+
+
+def _draw(rows: list[dict[str, Any]], path: Path | None) -> None:
+    if path is None:
+        return
+    from trtllm_replayssm.bench.step.plot import draw_steps
+
+    if not draw_steps(rows, path):
+        print("no step was profiled: nothing to draw")
 
 
 def _measure(arguments: argparse.Namespace, lines: IO[str] | None) -> list[dict[str, Any]]:

@@ -15,8 +15,14 @@ _COLOURS = ("tab:red", "tab:pink", "tab:green", "tab:purple", "tab:blue", "tab:g
 
 
 def read_rows(path: Path) -> list[Row]:
-    """The JSON lines of a result file."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
+    """The JSON lines of a result file. Raises ConfigError for another kind of file; OSError."""
+    try:
+        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
+        if all(row["what"] in ("step", "ratio") for row in rows):
+            return rows
+    except (ValueError, TypeError, KeyError) as error:
+        raise ConfigError("bench plot", str(path), expected="lines of bench step", got=repr(error)) from error
+    raise ConfigError("bench plot", str(path), expected="lines of bench step", got="another benchmark's")
 
 
 def draw_steps(rows: Sequence[Row], path: Path) -> bool:
