@@ -101,7 +101,10 @@ def test_a_drafting_slot_holds_a_quarter_of_the_state(preset: str) -> None:
     [
         ("void replayssm::streamedUpdateKernel<replayssm::Mamba2<80>>", "SSM"),
         ("void replayssm::conventionalKernel<4>", "SSM"), ("void replayssm::ssmInputsKernel<8>", "convolution"),
-        ("void replayssm::expertsKernel<Fp4>", "experts"),
+        ("void replayssm::groupedKernel<Nvfp4>(int)", "experts"),
+        ("void replayssm::skippingDirectKernel<4>", "SSM"), ("void replayssm::mergeKernel<128>(int)", "attention"),
+        ("void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float>>", OTHER),
+        ("void cublasLt::splitKreduce_kernel<32, 16>", "GEMM"),
         ("void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64>>", "attention"),
         ("nvjet_tst_256x128_64x4_1x2_h_bz_coopA_TNT", "GEMM"), ("void cutlass::Kernel2<cutlass_80_tensorop>", "GEMM"),
         ("void replayssm::anyGatedNormKernel<4>", OTHER), ("Memcpy DtoD (Device -> Device)", OTHER),

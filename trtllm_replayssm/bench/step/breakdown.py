@@ -9,8 +9,15 @@ from typing import Any
 import torch
 
 OTHER = "other"
-# First match wins. Names of our own kernels, of torch's flash attention and of cuBLAS and CUTLASS matrix products.
+# First match wins. Names of our own kernels (plugins/kernels), of torch's flash attention, and of cuBLAS and CUTLASS.
 _PARTS = (
+    ("SSM", re.compile(r"UpdateKernel|conventionalKernel|skipping\w*Kernel")),
+    ("convolution", re.compile(r"ssmInputsKernel")),
+    ("experts", re.compile(r"\b(grouped|plan|reduce|route)Kernel")),
+    ("attention", re.compile(r"\b(attention\w*|merge)Kernel|flash|fmha")),
+    ("GEMM", re.compile(r"gemm|gemv|nvjet|cutlass|splitk|cublas|xmma", re.IGNORECASE)),
+)
+PARTS = (
     ("SSM", re.compile(r"UpdateKernel|conventionalKernel|gdn.*Kernel", re.IGNORECASE)),
     ("convolution", re.compile(r"ssmInputsKernel", re.IGNORECASE)),
     ("experts", re.compile(r"expert|moe|rout(e|ing)", re.IGNORECASE)),
