@@ -8,15 +8,18 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.paths import EXAMPLES
 from tests.session.sessions import FAMILIES, hashes, open_session, sequence, start
 from tests.tolerance import LOGIT_NOISE
-from trtllm_replayssm.config import CudaGraphConfig
+from trtllm_replayssm.config import CudaGraphConfig, PoolConfig, ReplayConfig
 from trtllm_replayssm.errors import ConfigError, ContractError
-from trtllm_replayssm.runtime.session.base import DecodeRow
+from trtllm_replayssm.runtime.session.base import DecodeRow, MtpRow
 from trtllm_replayssm.runtime.session.decode_steps import DecodeSteps
 from trtllm_replayssm.runtime.session.graph_sizes import RecordedSizes, batch_sizes, recorded_sizes
 from trtllm_replayssm.runtime.session.logits_buffer import LogitsBuffer
+from trtllm_replayssm.runtime.session.mtp_head import MtpHead
 from trtllm_replayssm.runtime.session.torch_session import TorchSession
+from trtllm_replayssm.weights.checkpoint import Checkpoint
 
 
 def test_the_sizes_of_a_large_session_are_few() -> None:
@@ -49,11 +52,17 @@ def test_the_configuration_says_which_sizes_and_whether_to_pad() -> None:
 
 
 def pad(session: TorchSession, *sizes: int) -> None:
-    """Run a CPU session's steps as a GPU would, in rows of recorded sizes; nothing is recorded."""
+    """Run a CPU session's steps and drafts as a GPU would, in rows of recorded sizes; nothing is recorded."""
     logits = LogitsBuffer(max(sizes) * session.replay.max_step_tokens, session.geometry.vocab, torch.device("cpu"))
-    session._steps = DecodeSteps(
-        session._model, session.graphs, RecordedSizes(tuple(sizes)), logits, session._head.remember
-    )
+    recorded = RecordedSizes(tuple(sizes))
+    session._head = MtpHead(session._model, session.graphs, recorded, logits)
+    session._steps = DecodeSteps(session._model, session.graphs, recorded, logits, session._head.remember)
+
+
+def open_bundled() -> TorchSession:
+    """A model with a drafting head."""
+    replay, pool = ReplayConfig(window=4, max_step_tokens=4), PoolConfig(slots=3, max_seq_len=64)
+    return TorchSession.from_checkpoint(Checkpoint.open(EXAMPLES / "qwen3_5-tiny-nvfp4"), replay, pool, debug=True)
 
 
 @pytest.mark.parametrize("conventional", [False, True], ids=["replay", "conventional"])
@@ -75,6 +84,36 @@ def test_padded_steps_are_those_of_their_rows(name: str, conventional: bool) -> 
         assert [padded.cursors(s) for s in slots] == [plain.cursors(s) for s in slots]
     assert len(hashes(padded)) == 4
     padded.check_integrity()
+
+
+def test_padded_drafts_are_those_of_their_rows() -> None:
+    """From prompts, then from steps with 0..4 committed tokens; a slot that was freed or forked comes in between."""
+    padded, plain = (open_bundled() for _ in range(2))
+    pad(padded, 2, 4)
+    rng = np.random.default_rng(9)
+    prompts = [[100, 200, 300, 400, 500][:n] for n in (5, 2, 3)]
+    slots = [start(padded, ids)[0] for ids in prompts]
+    assert slots == [start(plain, ids)[0] for ids in prompts]
+    pairs = [len(ids) for ids in prompts]
+    for index in range(6):
+        order = rng.permutation(3)[: 1 + index % 3].tolist()
+        follow = [MtpRow(slots[i], rng.integers(0, 900, pairs[i]).tolist()) for i in order]
+        tokens = rng.integers(0, 900, (2, len(order))).tolist()
+        # copies: on a CPU, what the session gives is the buffer that its next work overwrites
+        drafts = [
+            [np.array(s.mtp_begin(follow)), *(np.array(s.mtp_next(t)) for t in tokens)] for s in (padded, plain)
+        ]
+        assert np.abs(np.array(drafts[0]) - np.array(drafts[1])).max() <= LOGIT_NOISE
+        rows = [DecodeRow(s, rng.integers(0, 900, 4).tolist()) for s in slots]
+        pairs = rng.permutation(5)[:3].tolist()
+        for session in (padded, plain):
+            session.decode(rows)
+            session.commit(pairs)
+            if index == 3:
+                session.free(slots[0])
+                assert session.fork(slots[1], 5) == slots[0]
+        if index == 3:
+            pairs[0] = pairs[1]
 
 
 def test_a_pass_that_fails_tears_its_slots_in_a_padded_step_too(monkeypatch: pytest.MonkeyPatch) -> None:
