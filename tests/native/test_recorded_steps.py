@@ -71,7 +71,7 @@ def test_recorded_steps_have_the_bits_of_launched_ones(width: int, conventional:
 
 
 def test_recorded_drafting_has_the_bits_of_launched_drafting() -> None:
-    """From a prompt's hidden states, then from those of steps with 0..T committed tokens."""
+    """From a prompt's hidden states, then from those of steps with 1..T committed tokens."""
     recorded, launched = (open_session(recorded=r) for r in (True, False))
     slots, rng = prompts(recorded, 4), np.random.default_rng(4)
     assert slots == prompts(launched, 4)
@@ -84,7 +84,7 @@ def test_recorded_drafting_has_the_bits_of_launched_drafting() -> None:
             drafts.append([session.mtp_begin(follow), *(session.mtp_next(each) for each in tokens)])
         np.testing.assert_array_equal(np.array(drafts[0]), np.array(drafts[1]))
         rows = [DecodeRow(s, rng.integers(0, 4000, WIDEST).tolist()) for s in slots]
-        pairs = rng.permutation(WIDEST + 1)[:4].tolist()
+        pairs = (1 + rng.permutation(WIDEST)).tolist()
         for session in (recorded, launched):
             session.decode(rows)
             session.commit(pairs)

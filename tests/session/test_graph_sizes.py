@@ -87,7 +87,7 @@ def test_padded_steps_are_those_of_their_rows(name: str, conventional: bool) -> 
 
 
 def test_padded_drafts_are_those_of_their_rows() -> None:
-    """From prompts, then from steps with 0..4 committed tokens; a slot that was freed or forked comes in between."""
+    """From prompts, then from steps with 1..4 committed tokens; a slot that was freed or forked comes in between."""
     padded, plain = (open_bundled() for _ in range(2))
     pad(padded, 2, 4)
     rng = np.random.default_rng(9)
@@ -105,7 +105,7 @@ def test_padded_drafts_are_those_of_their_rows() -> None:
         ]
         assert np.abs(np.array(drafts[0]) - np.array(drafts[1])).max() <= LOGIT_NOISE
         rows = [DecodeRow(s, rng.integers(0, 900, 4).tolist()) for s in slots]
-        pairs = rng.permutation(5)[:3].tolist()
+        pairs = (1 + rng.permutation(4)[:3]).tolist()
         for session in (padded, plain):
             session.decode(rows)
             session.commit(pairs)
