@@ -49,4 +49,4 @@ class HeadDrafts:
         registers.draft_weights[row, ahead] = weights
         u = uniforms(registers, row, 1, Domain.DRAFT, ahead)
         drawn = draw(weights, u[:, 0]).clamp(max=vocab - 1)
-        return torch.where(registers.greedy[row], tokens, drawn)
+        return torch.where(registers.greedy(row), tokens, drawn)

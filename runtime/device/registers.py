@@ -17,7 +17,7 @@ from trtllm_replayssm.runtime.device.entry import MAX_STOP_IDS, DeviceEntry
 from trtllm_replayssm.runtime.device.philox import signed64
 
 BLOCK = 1024  # tokens of the vocabulary that are summed together
-_SMALLEST_TEMPERATURE = 1e-30  # anything below draws the best token just as well, and float32 can divide by this
+SMALLEST_TEMPERATURE = 1e-30  # anything below draws the best token just as well, and float32 can divide by this
 
 
 def whole_blocks(vocab: int) -> int:
@@ -35,8 +35,8 @@ class Registers:
     draft_count [S + 1] int64: the next step's drafts. draft_weights [S + 1, D, V up to a block] float32: the
     probabilities that those of sampled requests were drawn from; no columns where drafts are not drawn. history
     [S + 1, M + 1 + D] int64: the first `length` are the request's tokens, what lies behind them means nothing; one
-    column where nobody looks tokens up. seed, top_k [S + 1] int64; greedy [S + 1] bool; temperature [S + 1] float32;
-    top_p, min_p [S + 1] float64.
+    column where nobody looks tokens up. seed, top_k [S + 1] int64; temperature (0: greedy), top_p, min_p [S + 1]
+    float32.
     """
 
     last: Tensor
@@ -48,7 +48,6 @@ class Registers:
     draft_weights: Tensor
     history: Tensor
     seed: Tensor
-    greedy: Tensor
     temperature: Tensor
     top_k: Tensor
     top_p: Tensor
@@ -61,22 +60,30 @@ class Registers:
         def integers(*sizes: int) -> Tensor:
             return torch.zeros((slots + 1, *sizes), dtype=torch.int64, device=device)
 
-        def ones(dtype: torch.dtype) -> Tensor:
-            return torch.ones(slots + 1, dtype=dtype, device=device)
+        def numbers(value: float) -> Tensor:
+            return torch.full((slots + 1,), value, device=device)
 
         return Registers(
             last=integers(), length=integers(), room=integers(), stop_ids=integers(MAX_STOP_IDS) - 1,
             draft=integers(drafts), draft_count=integers(),
             draft_weights=torch.zeros((slots + 1, drafts, whole_blocks(drawn_vocab)), device=device),
             history=integers(positions + 1 + drafts if positions else 1),
-            seed=integers(), greedy=ones(torch.bool), temperature=ones(torch.float32), top_k=integers(),
-            top_p=ones(torch.float64), min_p=ones(torch.float64) * 0,
+            seed=integers(), temperature=numbers(0.0), top_k=integers(), top_p=numbers(1.0), min_p=numbers(0.0),
         )  # fmt: skip
 
     @property
     def keeps_history(self) -> bool:
         """Whether the requests' tokens are kept."""
         return self.history.shape[1] > 1
+
+    def greedy(self, row: Tensor) -> Tensor:
+        """[B] bool: whether the requests of register rows [B] take the argmax."""
+        return self.temperature[row] == 0
+
+    def settings(self) -> dict[str, Tensor]:
+        """What a draw reads, by the names of `ops.native_draw.draw`."""
+        names = ("length", "seed", "temperature", "top_k", "top_p", "min_p")
+        return {name: getattr(self, name) for name in names}
 
     def rows(self, slot: Tensor) -> Tensor:
         """Register rows [B] int64 of slots [B]; the last one for padding (-1)."""
@@ -89,8 +96,8 @@ class Registers:
             (self.last, [e.tokens[-1] for e in entries]), (self.length, [len(e.tokens) for e in entries]),
             (self.room, [e.room for e in entries]),
             (self.draft_count, [len(e.drafts) for e in entries]), (self.seed, [signed64(e.seed) for e in entries]),
-            (self.greedy, [e.greedy for e in entries]), (self.top_k, [e.top_k for e in entries]),
-            (self.temperature, [max(e.temperature, _SMALLEST_TEMPERATURE) for e in entries]),
+            (self.top_k, [e.top_k for e in entries]),
+            (self.temperature, [0.0 if e.greedy else max(e.temperature, SMALLEST_TEMPERATURE) for e in entries]),
             (self.top_p, [e.top_p for e in entries]), (self.min_p, [e.min_p for e in entries]),
         ]  # fmt: skip
         for register, values in columns:

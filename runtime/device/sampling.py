@@ -13,9 +13,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from trtllm_replayssm.ops import native_draw
 from trtllm_replayssm.runtime.device.entry import SamplingMode
 from trtllm_replayssm.runtime.device.philox import uniform
-from trtllm_replayssm.runtime.device.registers import BLOCK, Registers, whole_blocks
+from trtllm_replayssm.runtime.device.registers import BLOCK, SMALLEST_TEMPERATURE, Registers, whole_blocks
 from trtllm_replayssm.spec.philox import Domain
 
 
@@ -27,17 +28,22 @@ class Picked:
     finite: Tensor
 
 
-def pick(logits: Tensor, registers: Registers, row: Tensor, mode: SamplingMode) -> Picked:
+def pick(
+    logits: Tensor, registers: Registers, row: Tensor, mode: SamplingMode, *, native: bool = False
+) -> Picked:
     """A token for each position of logits [B, T, V] float32 of register rows [B].
 
-    Position t draws for absolute position length + t. mode: at least what the rows need.
+    Position t draws for absolute position length + t. mode: at least what the rows need. native: by one kernel, which
+    looks at each row's own settings.
     """
+    if native:
+        return Picked(*native_draw.draw(logits, row, registers.settings()))
     best, tokens = logits.max(-1)  # of equals the lowest id; NaN wins
     if mode is not SamplingMode.GREEDY:
         weights = weights_of(logits, best, registers, row, mode)
         u = uniforms(registers, row, logits.shape[1], Domain.TOKEN)
         drawn = draw(weights.flatten(0, 1), u.flatten()).clamp(max=logits.shape[2] - 1).view_as(tokens)
-        tokens = torch.where(registers.greedy[row][:, None], tokens, drawn)
+        tokens = torch.where(registers.greedy(row)[:, None], tokens, drawn)
     return Picked(tokens, torch.isfinite(best))
 
 
@@ -50,7 +56,7 @@ def uniforms(registers: Registers, row: Tensor, width: int, domain: Domain, ahea
 def weights_of(logits: Tensor, best: Tensor, registers: Registers, row: Tensor, mode: SamplingMode) -> Tensor:
     """Logits [B, T, V] and their maxima [B, T] -> weights [B, T, V up to a block] float32 after all settings."""
     batch, width, vocab = logits.shape
-    weights = scaled(logits, best, registers.temperature[row])
+    weights = scaled(logits, best, registers.temperature[row].clamp(min=SMALLEST_TEMPERATURE))
     if mode is SamplingMode.FILTERED:
         limits = (registers.top_k[row], registers.top_p[row], registers.min_p[row])
         flat = weights.view(batch * width, -1)[:, :vocab]

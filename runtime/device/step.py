@@ -36,14 +36,18 @@ class DeviceStep:
     the row's tokens (base and drafts), 0 when its request had ended before; 1 when its logits are no finite numbers.
     """
 
-    def __init__(self, port: StepPort, registers: Registers, drafter: DraftPort | None, mode: SamplingMode) -> None:
-        """mode: at least what the rows need."""
+    def __init__(
+        self, port: StepPort, registers: Registers, drafter: DraftPort | None, mode: SamplingMode, *,
+        native: bool = False,
+    ) -> None:  # fmt: skip
+        """mode: at least what the rows need. native: the kernel draws where no distributions are wanted."""
         self.port = port
         batch, width = port.ids.shape
         self.report = torch.zeros((batch, width + EXTRA), dtype=torch.int64, device=port.ids.device)
         self._registers = registers
         self._drafter = drafter
         self._mode = mode
+        self._native = native
         self._place = torch.arange(width, device=port.ids.device)
 
     @torch.inference_mode()
@@ -73,12 +77,12 @@ class DeviceStep:
         """Tokens of the step's logits [B, T, V], and how many of them the drafts leave standing."""
         registers, mode = self._registers, self._mode
         if mode is SamplingMode.GREEDY or self._drafter is None or not self._drafter.draws:
-            picked = pick(logits, registers, row, mode)
+            picked = pick(logits, registers, row, mode, native=self._native)
             return _Judged(picked.tokens, picked.finite, agreed(picked.tokens, drafts, draft_count))
         best, tokens = logits.max(-1)
         weights = weights_of(logits, best, registers, row, mode)
         drawn, count = accept_drawn(weights, drafts, draft_count, registers, row)
-        greedy = registers.greedy[row]
+        greedy = registers.greedy(row)
         return _Judged(
             torch.where(greedy[:, None], tokens, drawn),
             torch.isfinite(best),

@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from trtllm_replayssm.errors import ContractError
+from trtllm_replayssm.ops.library import find_library
+from trtllm_replayssm.ops.native_draw import MAX_VOCAB
 from trtllm_replayssm.runtime.device.entry import DeviceEntry, RowReport, SamplingMode
 from trtllm_replayssm.runtime.device.ports import DraftPort, Graphs, StepPort
 from trtllm_replayssm.runtime.device.registers import Registers
@@ -79,11 +81,15 @@ class DeviceSteps:
         recorded: those whose steps can be recorded; the others are launched operation by operation.
         """
         self.max_draft_len = 0 if drafter is None else drafter.max_draft_len
+        self._draws = drafter is not None and drafter.draws
         self.registers = Registers.allocate(
             slots, self.max_draft_len, 0 if drafter is None else drafter.positions, device,
-            drawn_vocab=vocab if drafter is not None and drafter.draws else 0,
+            drawn_vocab=vocab if self._draws else 0,
         )  # fmt: skip
         self._vocab = vocab
+        self._native = device.type == "cuda" and vocab <= MAX_VOCAB and find_library() is not None
+        # the kernel looks at each row's settings: one program serves all of them
+        self._modes = (SamplingMode.FILTERED,) if self._native and not self._draws else tuple(SamplingMode)
         self._make_step = make_step
         self._graphs = graphs
         self._drafter = drafter
@@ -97,7 +103,7 @@ class DeviceSteps:
     def warm_up(self) -> None:
         """Make and capture every program that a launch can need. Moves no state."""
         for bucket in reversed(self._buckets):  # the others fit in the largest one's memory
-            for mode in SamplingMode:
+            for mode in self._modes:
                 self._program(_Shape(bucket, mode))
 
     @torch.inference_mode()
@@ -114,7 +120,7 @@ class DeviceSteps:
         bucket = next((b for b in self._buckets if b >= len(slots)), None)
         if bucket is None:
             raise ContractError("launch", "slots", expected=f"at most {self._buckets[-1]} rows", got=len(slots))
-        program = self._program(_Shape(bucket, mode))
+        program = self._program(_Shape(bucket, next(known for known in self._modes if known >= mode)))
         self._flights.append(program.launch(slots, self._launches % IN_FLIGHT))
         self._launches += 1
 
@@ -144,7 +150,7 @@ class DeviceSteps:
             if shape.batch not in self._ports:
                 self._ports[shape.batch] = self._make_step(shape.batch, width)
             port = self._ports[shape.batch]
-            step = DeviceStep(port, self.registers, self._drafter, shape.mode)
+            step = DeviceStep(port, self.registers, self._drafter, shape.mode, native=self._native)
             port.slot.fill_(-1)  # the runs before a capture are real
             run = self._graphs.captured(step.run) if shape.batch in self._recorded else step.run
             program = self._programs[shape] = _Program(step, run)

@@ -72,7 +72,7 @@ MAY_IMPORT = {
     "scheduler": {"contract", "rules", "slots", "sampling", "speculative", "text"},
     "session interface": {"contract"},
     "device entry": {"contract", "sampling"},
-    "device": {"contract", "rules", "device entry"},
+    "device": {"contract", "rules", "ops", "device entry"},
     "session": {"contract", "rules", "models", "weights", "ops", "slots", "pools", "session interface"},
     "evaluation": {"contract", "rules", "weights", "ops", "pools", "session interface", "session", "text"},
     "prefix": {"contract", "rules", "scheduler", "session interface"},

@@ -32,6 +32,7 @@ STRUCTS = {
     "rssm_activation_args": _abi.ActivationArgs,
     "rssm_attention_inputs_args": _abi.AttentionInputsArgs,
     "rssm_attention_args": _abi.AttentionArgs,
+    "rssm_draw_args": _abi.DrawArgs,
     "rssm_reset_slots_args": _abi.ResetSlotsArgs,
     "rssm_clear_state_args": _abi.ClearStateArgs,
     "rssm_state_export_args": _abi.StateExportArgs,

@@ -116,6 +116,9 @@ ATTENTION_INPUTS = Signature.of(
     like="q",
 )
 ATTENTION = Signature.of("attention", "flags scale:float", f"{_STEP_ROWS} q keys values", "", like="q")
+DRAW = Signature.of(
+    "draw", "flags", "logits row length seed temperature top_k top_p min_p", "tokens finite", like=None
+)
 
 
 def fill(struct: type[Any], tensors: dict[str, Tensor | None], **numbers: Any) -> Any:
@@ -229,3 +232,4 @@ _register(RMS_NORM, _without_workspace(_abi.RmsNormArgs, "rms_norm"))
 _register(ACTIVATION, _without_workspace(_abi.ActivationArgs, "activation"))
 _register(ATTENTION_INPUTS, attention_inputs_call)
 _register(ATTENTION, attention_call)
+_register(DRAW, _without_workspace(_abi.DrawArgs, "draw"))

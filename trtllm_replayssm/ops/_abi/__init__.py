@@ -17,6 +17,7 @@ from trtllm_replayssm.ops._abi.layers import (
     ActivationArgs,
     AttentionArgs,
     AttentionInputsArgs,
+    DrawArgs,
     Function,
     RmsNormArgs,
 )
@@ -55,6 +56,7 @@ __all__ = [
     "Conv1dArgs",
     "ConventionalArgs",
     "DecaySkipArgs",
+    "DrawArgs",
     "Dtype",
     "ErrorRecord",
     "Function",

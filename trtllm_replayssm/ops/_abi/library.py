@@ -17,7 +17,7 @@ from trtllm_replayssm.errors import (
 )
 from trtllm_replayssm.ops._abi.conventional import ConventionalArgs, RecoveryArgs
 from trtllm_replayssm.ops._abi.inputs import Conv1dArgs, GatedRmsNormArgs, SsmInputsArgs
-from trtllm_replayssm.ops._abi.layers import ActivationArgs, AttentionArgs, AttentionInputsArgs, RmsNormArgs
+from trtllm_replayssm.ops._abi.layers import ActivationArgs, AttentionArgs, AttentionInputsArgs, DrawArgs, RmsNormArgs
 from trtllm_replayssm.ops._abi.prefill import PrefillArgs, PrefillCommitArgs
 from trtllm_replayssm.ops._abi.records import ABI_VERSION, Args, ErrorRecord, Status
 from trtllm_replayssm.ops._abi.slots import ClearStateArgs, ResetSlotsArgs, StateExportArgs, StateImportArgs
@@ -166,6 +166,10 @@ class Library:
             ctypes.c_size_t(workspace_bytes),
             ctypes.c_void_p(stream),
         )
+
+    def draw(self, args: DrawArgs, stream: int) -> None:
+        """Enqueue the choice of a token for each position on `stream`."""
+        self._call("rssm_draw", _sized(args), ctypes.c_void_p(stream))
 
     def reset_slots(self, args: ResetSlotsArgs, stream: int) -> None:
         """Enqueue the reset of the cursors of some slots on `stream`."""

@@ -1,0 +1,145 @@
+// A token for each position: one block reads the position's logits as often as its request's settings need.
+#pragma once
+
+#include "kernels/common/philox.cuh"
+#include "locate.cuh"
+#include "search.cuh"
+
+namespace replayssm {
+
+constexpr uint32_t kTokenDomain = 2;  // last counter word of a token's draw
+
+// Which tokens a request may draw: keys above `key`, and those equal to it up to the id `lastTie`; of a weight of at
+// least `least`.
+struct Filter {
+  uint32_t key = 0;
+  int32_t lastTie = INT32_MAX;
+  float least = 0.0f;
+};
+
+struct DrawShared {
+  unsigned long long best[kDrawWarps];
+  int32_t broken[kDrawWarps];
+  union {
+    LocateShared locate;
+    SearchShared search;
+  };
+};
+
+struct Best {
+  float value;
+  int32_t token;
+  bool finite;
+};
+
+// The largest logit and the lowest id that has it.
+__device__ __forceinline__ Best bestOf(const LogitRow& row, DrawShared& s) {
+  unsigned long long best = 0;
+  bool broken = false;
+  row.forEachChunk([&](int32_t, int32_t first, const float(&x)[4]) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (first + i >= row.vocab) continue;
+      broken |= isnan(x[i]);
+      const auto id = static_cast<uint32_t>(first + i);
+      const unsigned long long candidate = static_cast<unsigned long long>(keyOf(x[i])) << 32 | (0xffffffffu - id);
+      best = candidate > best ? candidate : best;
+    }
+  });
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) {
+    const unsigned long long other = __shfl_xor_sync(0xffffffffu, best, step);
+    best = other > best ? other : best;
+  }
+  broken = __any_sync(0xffffffffu, broken);
+  if (threadIdx.x % 32 == 0) s.best[threadIdx.x / 32] = best, s.broken[threadIdx.x / 32] = broken;
+  __syncthreads();
+  for (int w = 0; w < kDrawWarps; ++w) {
+    best = s.best[w] > best ? s.best[w] : best;
+    broken |= s.broken[w] != 0;
+  }
+  const float value = valueOf(static_cast<uint32_t>(best >> 32));
+  return {value, static_cast<int32_t>(0xffffffffu - static_cast<uint32_t>(best)), !broken && isfinite(value)};
+}
+
+// What top-k and top-p leave: the filter's key and, among the tokens of that key, how many.
+template <class Weight>
+__device__ Filter cutOf(const DrawParams& p, int64_t entry, const LogitRow& row, Weight weight, uint32_t best,
+                        float* sums, DrawShared& s) {
+  Filter filter;
+  int32_t ties = INT32_MAX, present = 0;  // of the filter's key: to be kept, and in the row
+  double total = -1.0;                    // of what top-k leaves; not known yet
+  const int64_t k = p.topK[entry];
+  if (k > 0 && k < row.vocab) {
+    const auto wanted = static_cast<int32_t>(k);
+    const Cut cut = searchCut(row, weight, [&](const Reach& r) { return r.count >= wanted; }, best, s.search);
+    filter.key = cut.key;
+    ties = wanted - cut.above.count;
+    present = cut.from.count - cut.above.count;
+    total = cut.above.weight + ties * static_cast<double>(weight(0, valueOf(cut.key)));
+  }
+  const double share = p.topP[entry];
+  if (share < 1.0) {
+    if (total < 0.0) {
+      const uint32_t every[kCuts] = {};
+      Reach reach[kCuts];
+      reachOf(row, weight, every, reach, s.search);
+      total = reach[0].weight;
+    }
+    const double wanted = share * total;
+    const Cut cut = searchCut(row, weight, [&](const Reach& r) { return r.weight >= wanted; }, best, s.search);
+    const double each = weight(0, valueOf(cut.key));
+    const double needed = ceil((wanted - cut.above.weight) / each);  // not a number or infinite where each is 0
+    const int32_t enough = needed >= 1.0 ? (needed < row.vocab ? static_cast<int32_t>(needed) : INT32_MAX) : 1;
+    if (cut.key > filter.key) {
+      filter.key = cut.key;
+      ties = enough;
+      present = cut.from.count - cut.above.count;
+    } else if (cut.key == filter.key) {
+      ties = min(ties, enough);
+    }
+  }
+  if (ties < present) {
+    const uint32_t key = filter.key;
+    const auto isTie = [&](int32_t id, float x) { return id < row.vocab && keyOf(x) == key ? 1.0f : 0.0f; };
+    filter.lastTie = locate(row, isTie, [&](double) { return ties - 0.5; }, sums, s.locate);
+  }
+  filter.least = p.minP[entry];
+  return filter;
+}
+
+__global__ void __launch_bounds__(kDrawThreads) drawKernel(const __grid_constant__ DrawParams p) {
+  extern __shared__ float sums[];  // one a chunk
+  __shared__ DrawShared s;
+  const int32_t position = blockIdx.x % p.width, line = blockIdx.x / p.width;
+  const LogitRow row{p.logits + line * p.rowStride + position * p.positionStride, p.vocab, p.wide};
+  // HAZARD: an entry out of range would be read as a setting; it becomes the last one, which padding rows have
+  const int64_t asked = p.row[line];
+  const int64_t entry = asked >= 0 && asked < p.entries ? asked : p.entries - 1;
+  const Best best = bestOf(row, s);
+  const float temperature = p.temperature[entry];
+  int32_t token = best.token;
+  if (best.finite && temperature > 0.0f) {
+    const float top = best.value;
+    const auto weight = [=](int32_t, float x) { return expf((x - top) / temperature); };
+    const Filter filter = cutOf(p, entry, row, weight, keyOf(top), sums, s);
+    const auto kept = [=](int32_t id, float x) {
+      const uint32_t key = keyOf(x);
+      const float w = weight(id, x);
+      const bool in = key > filter.key || (key == filter.key && id <= filter.lastTie);
+      return in && w >= filter.least ? w : 0.0f;
+    };
+    const auto at = static_cast<uint32_t>(p.length[entry] + position);
+    const PhiloxWords words = philox4x32(0, 0, at, kTokenDomain, static_cast<uint64_t>(p.seed[entry]));
+    const double u =
+        (static_cast<double>(words.word[0] >> 5) * 67108864.0 + static_cast<double>(words.word[1] >> 6)) /
+        9007199254740992.0;
+    token = locate(row, kept, [=](double total) { return u * total; }, sums, s.locate);
+  }
+  if (threadIdx.x == 0) {
+    p.tokens[blockIdx.x] = min(token, p.vocab - 1);
+    p.finite[blockIdx.x] = best.finite;
+  }
+}
+
+}  // namespace replayssm
