@@ -14,6 +14,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from trtllm_replayssm.errors import InvariantError
 from trtllm_replayssm.runtime.device.entry import (
     DeviceEntry,
     RowReport,
@@ -70,11 +71,6 @@ class DeviceLoop:
         self._present: set[Choice] = set()
         self._flight: list[Choice] = []  # the choices of the launch that nobody has read yet
 
-    @property
-    def in_flight(self) -> bool:
-        """Whether a launch waits to be read."""
-        return bool(self._flight)
-
     def takes(self, choice: Choice) -> bool:
         """Whether a decoding choice belongs here."""
         if choice in self._present:
@@ -125,6 +121,9 @@ class DeviceLoop:
         return taken
 
     def _take(self, choice: Choice, report: RowReport) -> int:
+        if report.num_tokens == 0:
+            where = f"request {choice.request.request_id}"
+            raise InvariantError("DeviceLoop", where, expected="tokens of a choice that goes on", got="none")
         emitted = 0
         for token in report.tokens:
             choice.history.add(token)

@@ -1,0 +1,52 @@
+"""Wrong calls of the draw are named before any launch. Needs the library, not a GPU: addresses are made up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.native import harness
+from tests.native.test_argument_checks import view
+from trtllm_replayssm.errors import ContractError
+from trtllm_replayssm.ops import _abi
+from trtllm_replayssm.ops._abi import Dtype
+
+pytestmark = pytest.mark.skipif(not harness.LIBRARY.exists(), reason=f"no native library at {harness.LIBRARY}")
+
+B, T, V, E = 3, 2, 100, 5
+F32, I32, I64 = Dtype.FLOAT32, Dtype.INT32, Dtype.INT64
+
+
+def draw(**changed: Any) -> _abi.DrawArgs:
+    fields = {
+        "logits": view(F32, B, T, V), "row": view(I64, B), "tokens": view(I64, B, T), "finite": view(I32, B, T),
+        **{name: view(I64, E) for name in ("length", "seed", "top_k")},
+        **{name: view(F32, E) for name in ("temperature", "top_p", "min_p")},
+    }  # fmt: skip
+    return _abi.DrawArgs(**{**fields, **changed})
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"logits": view(Dtype.BFLOAT16, B, T, V)}, "logits: expected float32, got bfloat16"),
+        ({"logits": view(F32, B, V)}, "logits: expected rank 3, got 2"),
+        ({"logits": view(F32, B, T, V, stride=(2 * T * V, 2 * V, 2))}, "logits: expected stride 1"),
+        ({"logits": view(F32, B, T, (1 << 20) + 1)}, "logits: V: expected 1..1048576, got 1048577"),
+        ({"row": view(I32, B)}, "row: expected int64, got int32"),
+        ({"seed": view(I64, E + 1)}, r"seed: expected \[5\], got \[6\]"),
+        ({"top_p": view(I64, E)}, "top_p: expected float32, got int64"),
+        ({"tokens": view(I64, B, T + 1)}, r"tokens: expected \[3, 2\]"),
+        ({"finite": view(I32, B, T, data=0)}, "finite: expected a pointer, got null"),
+    ],
+)
+def test_a_wrong_argument_is_named(changed: dict[str, Any], message: str) -> None:
+    with pytest.raises(ContractError, match=f"rssm_draw: {message}"):
+        _abi.Library(harness.LIBRARY).draw(draw(**changed), 0)
+
+
+@pytest.mark.parametrize("empty", [(0, T), (B, 0)])
+def test_no_positions_launch_nothing(empty: tuple[int, int]) -> None:
+    sizes = {"row": view(I64, empty[0]), "tokens": view(I64, *empty), "finite": view(I32, *empty)}
+    _abi.Library(harness.LIBRARY).draw(draw(logits=view(F32, *empty, V), **sizes), 0)
