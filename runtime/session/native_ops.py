@@ -9,6 +9,7 @@ import torch
 from trtllm_replayssm.ops.dtypes import torch_dtype
 from trtllm_replayssm.ops.library import find_library, load_library
 from trtllm_replayssm.ops.native import NativeOps
+from trtllm_replayssm.ops.native_experts import serves
 from trtllm_replayssm.ops.native_prefill import NativePrefill
 from trtllm_replayssm.runtime.pools.state_pools import StatePools
 from trtllm_replayssm.runtime.session.native_prompts import scanned_state
@@ -58,5 +59,9 @@ def native_ops(pools: StatePools) -> NativeOps | None:
 
 
 def waits_for_nothing(pools: StatePools, native: NativeOps | None) -> bool:
-    """Whether a decode step runs without host synchronisation: by the kernels, without routed experts."""
-    return native is not None and pools.geometry.moe is None
+    """Whether a decode step runs without host synchronisation: by the kernels, its routed experts too."""
+    moe = pools.geometry.moe
+    if native is None or moe is None:
+        return native is not None
+    width = pools.geometry.hidden if moe.latent is None else moe.latent
+    return serves(moe, width, torch_dtype(pools.pool.activation))

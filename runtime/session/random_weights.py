@@ -13,12 +13,14 @@ import torch
 from torch import Tensor
 
 from trtllm_replayssm.models import model_of
+from trtllm_replayssm.ops.native_experts import ExpertStacks, PackedStack
 from trtllm_replayssm.params import ParamRole
 from trtllm_replayssm.runtime.session.torch_weights import TorchWeights
 from trtllm_replayssm.shapes import ModelGeometry
 from trtllm_replayssm.weights.matrix import MatrixFormat
+from trtllm_replayssm.weights.packing import BLOCK_COLUMNS, TILE_ROWS
 from trtllm_replayssm.weights.precision_maps import published_format
-from trtllm_replayssm.weights.random_values import VECTOR_NOISE, unit_scale, vector_centre
+from trtllm_replayssm.weights.random_values import FP4_MEAN_SQUARE, VECTOR_NOISE, unit_scale, vector_centre
 
 
 class RandomWeights(TorchWeights):
@@ -37,6 +39,7 @@ class RandomWeights(TorchWeights):
         self._first_layer = first_layer
         self._seed = seed
         self._made: dict[str, Tensor] = {}
+        self._stacks: dict[str, ExpertStacks] = {}
 
     def format_of(self, name: str) -> MatrixFormat:
         """Format of a matrix, or of a stack's experts, in the public checkpoint."""
@@ -59,6 +62,30 @@ class RandomWeights(TorchWeights):
         _, rows, columns = self._specs[name].shape
         return self._noise(f"{name}.{expert}", (rows, columns), self._dtype).mul_(unit_scale(columns))
 
+    def expert_stacks(self, prefix: str, *, gated: bool) -> ExpertStacks:
+        """See `TorchWeights.expert_stacks`: random elements in the format of the public checkpoint."""
+        if prefix not in self._stacks:
+            self._stacks[prefix] = ExpertStacks(
+                up=self._packed_noise(f"{prefix}.up_proj", 1 + gated), down=self._packed_noise(f"{prefix}.down_proj", 1)
+            )
+        return self._stacks[prefix]
+
+    def _packed_noise(self, name: str, parts: int) -> PackedStack:
+        experts, rows, columns = self._specs[name].shape
+        kind, generator = self.format_of(name), self._generator(name)
+        tiles, blocks = -(-rows * parts // TILE_ROWS), -(-columns // BLOCK_COLUMNS)
+        shape, scale = (experts, tiles, blocks, TILE_ROWS * BLOCK_COLUMNS), None
+        if kind is MatrixFormat.NVFP4:
+            data = torch.empty((*shape[:-1], shape[-1] // 2), dtype=torch.uint8, device=self._device)
+            data.random_(0, 256, generator=generator)
+            scale = torch.full((*shape[:-1], BLOCK_COLUMNS), 1.0, device=self._device).to(torch.float8_e4m3fn)
+            size = unit_scale(columns, FP4_MEAN_SQUARE)
+        else:
+            data, size = self._noise(name, shape, torch.bfloat16), unit_scale(columns)
+            data = data.to(torch.float8_e4m3fn) if kind is MatrixFormat.FP8 else data
+        factor = torch.full((experts, parts, 1), size, device=self._device)
+        return PackedStack(rows=rows, columns=columns, parts=parts, data=data, block_scale=scale, factor=factor)
+
     def make_all(self) -> None:
         """Make every parameter but experts now, so that no step pays for it."""
         for name, spec in self._specs.items():
@@ -78,5 +105,7 @@ class RandomWeights(TorchWeights):
 
     def _noise(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Standard normal numbers that depend on the seed and the name alone, not on the order of use."""
-        generator = torch.Generator(self._device).manual_seed(zlib.crc32(f"{self._seed} {name}".encode()))
-        return torch.randn(shape, dtype=dtype, device=self._device, generator=generator)
+        return torch.randn(shape, dtype=dtype, device=self._device, generator=self._generator(name))
+
+    def _generator(self, name: str) -> torch.Generator:
+        return torch.Generator(self._device).manual_seed(zlib.crc32(f"{self._seed} {name}".encode()))

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from trtllm_replayssm.graph import MoeNames
+from trtllm_replayssm.ops import native_experts
 from trtllm_replayssm.runtime.session.step_context import Phase, StepContext
 from trtllm_replayssm.runtime.session.torch_moe import route, routed_experts
 from trtllm_replayssm.runtime.session.torch_state_ops import StateOps
@@ -125,21 +126,30 @@ class TorchGraph:
         return self.merge_heads(o)
 
     def moe(self, x: Tensor, names: MoeNames, shape: MoeShape) -> Tensor:
-        out = torch.zeros_like(x)
+        width = x.shape[-1] if shape.latent is None else shape.latent
+        native = self._state_ops.native is not None and native_experts.serves(shape, width, x.dtype)
         valid = self._ctx.valid()
-        tokens = x[valid]
+        tokens = x.flatten(0, 1) if native else x[valid]  # picking the existing ones would wait for the device
         bias = None if names.router_bias is None else self._weights.vector(names.router_bias)
-        ids, weights = route(functional.linear(tokens.float(), self._weights.matrix_float32(names.router)), bias, shape)
+        logits = functional.linear(tokens.float(), self._weights.matrix_float32(names.router))
         inner = tokens if names.latent_in is None else self.linear(tokens, names.latent_in)
-        routed = routed_experts(
-            inner, ids, weights, shape,
-            lambda projection, e: self._weights.expert(f"{names.experts}.{projection}", e),
-        )  # fmt: skip
+        if native:
+            ids, weights = native_experts.route(logits.view(*valid.shape, -1), bias, shape, self._ctx.rows)
+            stacks = self._weights.expert_stacks(names.experts, gated=shape.gated)
+            routed = native_experts.experts(inner, ids, weights, stacks)
+        else:
+            routed = routed_experts(
+                inner, *route(logits, bias, shape), shape,
+                lambda projection, e: self._weights.expert(f"{names.experts}.{projection}", e),
+            )  # fmt: skip
         if names.latent_out is not None:
             routed = self.linear(routed, names.latent_out)
         shared = self._shared(tokens, names.shared, shape.gated)
         if names.shared_gate is not None:
             shared = self.linear(tokens, names.shared_gate).sigmoid() * shared
+        if native:
+            return (routed + shared).view_as(x).masked_fill(~valid[..., None], 0.0)
+        out = torch.zeros_like(x)
         out[valid] = routed + shared
         return out
 

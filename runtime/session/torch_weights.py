@@ -1,4 +1,6 @@
-"""A checkpoint's parameters as torch tensors: dense ones converted once, experts one at a time on demand."""
+"""A checkpoint's parameters as torch tensors: dense ones converted once, experts one at a time on demand or, for the
+native kernels, packed as they are stored.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from trtllm_replayssm.ops.native_experts import ExpertStacks, PackedStack
+from trtllm_replayssm.runtime.session.expert_stacks import stack
 from trtllm_replayssm.weights.checkpoint import Checkpoint
 
 DEFAULT_EXPERT_CACHE_BYTES = 1 << 30
@@ -29,6 +33,7 @@ class TorchWeights:
         self._dtype = dtype
         self._device = device
         self._dense: dict[str, Tensor] = {}
+        self._stacks: dict[str, ExpertStacks] = {}
         self._experts: OrderedDict[tuple[str, int], Tensor] = OrderedDict()
         self._expert_cache_bytes = expert_cache_bytes
         self._expert_bytes = 0
@@ -66,6 +71,17 @@ class TorchWeights:
             _, oldest = self._experts.popitem(last=False)
             self._expert_bytes -= oldest.numel() * oldest.element_size()
         return weight
+
+    def expert_stacks(self, prefix: str, *, gated: bool) -> ExpertStacks:
+        """All experts of `prefix` in the order of the native kernels, packed at the first call and then kept."""
+        if prefix not in self._stacks:
+            up = ("gate_proj", "up_proj") if gated else ("up_proj",)
+            self._stacks[prefix] = ExpertStacks(up=self._packed(prefix, up), down=self._packed(prefix, ("down_proj",)))
+        return self._stacks[prefix]
+
+    def _packed(self, prefix: str, projections: tuple[str, ...]) -> PackedStack:
+        parts = [self._checkpoint.experts(f"{prefix}.{projection}") for projection in projections]
+        return stack(zip(*(map(p.matrix, range(len(p))) for p in parts), strict=True), len(parts[0]), self._device)
 
     def _convert(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(np.array(array, dtype=np.float32)).to(self._device)

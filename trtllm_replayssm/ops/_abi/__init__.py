@@ -4,6 +4,15 @@ Structs are filled by field name only. `tests/native/test_abi_mirror.py` compare
 """
 
 from trtllm_replayssm.ops._abi.conventional import CONVENTIONAL_PROGRAMMATIC_LAUNCH, ConventionalArgs, RecoveryArgs
+from trtllm_replayssm.ops._abi.experts import (
+    EXPERTS_PROGRAMMATIC_LAUNCH,
+    ROUTE_PROGRAMMATIC_LAUNCH,
+    ExpertsArgs,
+    PackedLinearArgs,
+    PackedWeights,
+    RouteArgs,
+    RouterKind,
+)
 from trtllm_replayssm.ops._abi.inputs import (
     CONV1D_PROGRAMMATIC_LAUNCH,
     NORM_PROGRAMMATIC_LAUNCH,
@@ -44,8 +53,10 @@ __all__ = [
     "CONVENTIONAL_PROGRAMMATIC_LAUNCH",
     "ELEMENTWISE_PROGRAMMATIC_LAUNCH",
     "ERROR_CHARS",
+    "EXPERTS_PROGRAMMATIC_LAUNCH",
     "MAX_RANK",
     "NORM_PROGRAMMATIC_LAUNCH",
+    "ROUTE_PROGRAMMATIC_LAUNCH",
     "UPDATE_PROGRAMMATIC_LAUNCH",
     "ActivationArgs",
     "Args",
@@ -59,16 +70,21 @@ __all__ = [
     "DrawArgs",
     "Dtype",
     "ErrorRecord",
+    "ExpertsArgs",
     "Function",
     "GatedRmsNormArgs",
     "Kind",
     "Library",
+    "PackedLinearArgs",
+    "PackedWeights",
     "PrefillArgs",
     "PrefillCommitArgs",
     "PrefillFlag",
     "RecoveryArgs",
     "ResetSlotsArgs",
     "RmsNormArgs",
+    "RouteArgs",
+    "RouterKind",
     "SsmInputsArgs",
     "StateExportArgs",
     "StateImportArgs",

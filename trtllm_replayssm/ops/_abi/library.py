@@ -16,6 +16,7 @@ from trtllm_replayssm.errors import (
     UnsupportedError,
 )
 from trtllm_replayssm.ops._abi.conventional import ConventionalArgs, RecoveryArgs
+from trtllm_replayssm.ops._abi.experts import ExpertsArgs, PackedLinearArgs, RouteArgs
 from trtllm_replayssm.ops._abi.inputs import Conv1dArgs, GatedRmsNormArgs, SsmInputsArgs
 from trtllm_replayssm.ops._abi.layers import ActivationArgs, AttentionArgs, AttentionInputsArgs, DrawArgs, RmsNormArgs
 from trtllm_replayssm.ops._abi.prefill import PrefillArgs, PrefillCommitArgs
@@ -170,6 +171,30 @@ class Library:
     def draw(self, args: DrawArgs, stream: int) -> None:
         """Enqueue the choice of a token for each position on `stream`."""
         self._call("rssm_draw", _sized(args), ctypes.c_void_p(stream))
+
+    def route(self, args: RouteArgs, stream: int) -> None:
+        """Enqueue the choice of experts on `stream`."""
+        self._call("rssm_route", _sized(args), ctypes.c_void_p(stream))
+
+    def experts_workspace(self, args: ExpertsArgs) -> int:
+        """Device bytes `experts` needs beside the tensors of `args`."""
+        size = ctypes.c_size_t(0)
+        self._call("rssm_experts_workspace", _sized(args), ctypes.byref(size))
+        return size.value
+
+    def experts(self, args: ExpertsArgs, workspace: int, workspace_bytes: int, stream: int) -> None:
+        """Enqueue the routed experts of one layer on `stream`."""
+        self._call(
+            "rssm_experts",
+            _sized(args),
+            ctypes.c_void_p(workspace),
+            ctypes.c_size_t(workspace_bytes),
+            ctypes.c_void_p(stream),
+        )
+
+    def packed_linear(self, args: PackedLinearArgs, stream: int) -> None:
+        """Enqueue a dense product with packed weights on `stream`."""
+        self._call("rssm_packed_linear", _sized(args), ctypes.c_void_p(stream))
 
     def reset_slots(self, args: ResetSlotsArgs, stream: int) -> None:
         """Enqueue the reset of the cursors of some slots on `stream`."""

@@ -1,0 +1,155 @@
+// extern "C" face of the routed experts: validate, lay out the workspace, launch plan, products and sum.
+#include "replayssm/experts.h"
+
+#include "abi/experts_checks.h"
+
+namespace replayssm {
+namespace {
+
+constexpr int64_t kAlignment = 256;  // bytes, of the workspace's parts
+
+void checkExperts(Checker& check, const rssm_experts_args& a) {
+  check.tensor("x", a.x, RSSM_BFLOAT16, {kAny, kAny});
+  check.tensor("ids", a.ids, RSSM_INT32, {a.x.shape[0], kAny});
+  if (!check.ok()) return;
+  const int64_t experts = a.up.data.rank > 0 ? a.up.data.shape[0] : 0;
+  check.range("up: data: E", experts, 1, kMaxExperts);
+  check.range("ids: k", a.ids.shape[1], 1, experts);
+  check.range("x: N", a.x.shape[0], 0, kMaxPairs / a.ids.shape[1]);
+  checkPassTokens(check, a.pass_tokens);
+  if (!check.ok()) return;
+  checkPacked(check, kUpNames, a.up, experts, 2);
+  checkPacked(check, kDownNames, a.down, experts, 1);
+  check.range("up: columns", a.up.columns, a.x.shape[1], a.x.shape[1]);
+  check.range("down: columns", a.down.columns, a.up.rows, a.up.rows);
+  check.tensor("weights", a.weights, RSSM_FLOAT32, {a.x.shape[0], a.ids.shape[1]});
+  check.tensor("out", a.out, RSSM_BFLOAT16, {a.x.shape[0], a.down.rows});
+  if (check.ok() && a.down.rows % 8 != 0) {
+    check.fail(RSSM_INVALID_ARGUMENT, "down: rows", "expected a multiple of 8, got %d", a.down.rows);
+  }
+  check.contiguous("x", a.x, 1);
+  check.aligned("x", a.x);
+  check.contiguous("ids", a.ids, 1);
+  check.contiguous("weights", a.weights, 1);
+  check.contiguous("out", a.out, 1);
+  check.aligned("out", a.out);
+}
+
+// Offsets of everything in the workspace; the only place that knows them.
+struct ExpertsWorkspace {
+  int64_t entryCount, entries, rowToken, rowWeight, position, inner, rows, bytes;
+
+  explicit ExpertsWorkspace(const rssm_experts_args& a) {
+    const int64_t pairs = a.x.shape[0] * a.ids.shape[1];
+    const int64_t experts = a.up.data.shape[0] < pairs ? a.up.data.shape[0] : pairs;
+    const int64_t passes = experts + pairs / choosePassTokens(a.pass_tokens, pairs, a.up.data.shape[0]);
+    int64_t at = 0;
+    const auto take = [&at](int64_t bytesTaken) {
+      const int64_t offset = at;
+      at += ceilDiv(bytesTaken, kAlignment) * kAlignment;
+      return offset;
+    };
+    entryCount = take(sizeof(int32_t));
+    entries = take((passes + 1) * static_cast<int64_t>(sizeof(ExpertEntry)));
+    rowToken = take(pairs * static_cast<int64_t>(sizeof(int32_t)));
+    rowWeight = take(pairs * static_cast<int64_t>(sizeof(float)));
+    position = take(pairs * static_cast<int64_t>(sizeof(int32_t)));
+    inner = take(pairs * a.up.rows * 2);
+    rows = take(pairs * a.down.rows * 2);
+    bytes = at;
+  }
+};
+
+PlanParams planParams(const rssm_experts_args& a, const ExpertsWorkspace& layout, uint8_t* workspace) {
+  PlanParams p{};
+  p.ids = static_cast<const int32_t*>(a.ids.data);
+  p.weights = static_cast<const float*>(a.weights.data);
+  p.idStride = a.ids.stride[0];
+  p.weightStride = a.weights.stride[0];
+  p.tokens = static_cast<int32_t>(a.x.shape[0]);
+  p.topK = static_cast<int32_t>(a.ids.shape[1]);
+  p.experts = static_cast<int32_t>(a.up.data.shape[0]);
+  p.passTokens = choosePassTokens(a.pass_tokens, static_cast<int64_t>(p.tokens) * p.topK, p.experts);
+  p.plan.entryCount = reinterpret_cast<int32_t*>(workspace + layout.entryCount);
+  p.plan.entries = reinterpret_cast<ExpertEntry*>(workspace + layout.entries);
+  p.plan.rowToken = reinterpret_cast<int32_t*>(workspace + layout.rowToken);
+  p.plan.rowWeight = reinterpret_cast<float*>(workspace + layout.rowWeight);
+  p.plan.position = reinterpret_cast<int32_t*>(workspace + layout.position);
+  p.programmaticLaunch = (a.flags & RSSM_EXPERTS_PROGRAMMATIC_LAUNCH) != 0;
+  return p;
+}
+
+cudaError_t launchAll(const rssm_experts_args& a, uint8_t* workspace, cudaStream_t stream) {
+  const ExpertsWorkspace layout(a);
+  const PlanParams plan = planParams(a, layout, workspace);
+  GroupedParams up = groupedParams(a.up);
+  up.epilogue = a.up.parts == 2 ? ExpertEpilogue::kSwiglu : ExpertEpilogue::kRelu2;
+  up.in = a.x.data;
+  up.inStride = a.x.stride[0];
+  up.out = workspace + layout.inner;
+  up.outStride = a.up.rows;
+  up.entries = plan.plan.entries;
+  up.entryCount = plan.plan.entryCount;
+  up.rowToken = plan.plan.rowToken;
+  up.passTokens = plan.passTokens;
+  up.programmaticLaunch = true;
+  GroupedParams down = groupedParams(a.down);
+  down.epilogue = ExpertEpilogue::kWeighted;
+  down.in = up.out;
+  down.inStride = a.up.rows;
+  down.out = workspace + layout.rows;
+  down.outStride = a.down.rows;
+  down.entries = up.entries;
+  down.entryCount = up.entryCount;
+  down.rowWeight = plan.plan.rowWeight;
+  down.passTokens = plan.passTokens;
+  down.weightsFirst = true;
+  down.programmaticLaunch = true;
+  ReduceParams sum{};
+  sum.rows = down.out;
+  sum.position = plan.plan.position;
+  sum.out = a.out.data;
+  sum.outStride = a.out.stride[0];
+  sum.tokens = plan.tokens;
+  sum.topK = plan.topK;
+  sum.channels = a.down.rows;
+  cudaError_t code = launchPlan(plan, stream);
+  if (code == cudaSuccess) code = launchGrouped(up, stream);
+  if (code == cudaSuccess) code = launchGrouped(down, stream);
+  if (code == cudaSuccess) code = launchReduce(sum, stream);
+  return code;
+}
+
+bool checkArgs(Checker& check, const rssm_experts_args* args) {
+  if (args == nullptr) return check.fail(RSSM_INVALID_ARGUMENT, "args", "expected a pointer, got null");
+  check.header(args->struct_size, sizeof(rssm_experts_args), args->abi_version);
+  if (check.ok()) checkExperts(check, *args);
+  return check.ok();
+}
+
+}  // namespace
+}  // namespace replayssm
+
+rssm_status rssm_experts_workspace(const rssm_experts_args* args, size_t* bytes, rssm_error* error) {
+  replayssm::Checker check("rssm_experts_workspace", error);
+  if (!replayssm::checkArgs(check, args)) return check.status();
+  *bytes = static_cast<size_t>(replayssm::ExpertsWorkspace(*args).bytes);
+  return check.status();
+}
+
+rssm_status rssm_experts(const rssm_experts_args* args, void* workspace, size_t workspace_bytes, void* stream,
+                         rssm_error* error) {
+  replayssm::Checker check("rssm_experts", error);
+  if (!replayssm::checkArgs(check, args)) return check.status();
+  const replayssm::ExpertsWorkspace layout(*args);
+  if (workspace_bytes < static_cast<size_t>(layout.bytes)) {
+    check.fail(RSSM_WORKSPACE_TOO_SMALL, "workspace_bytes", "expected at least %lld, got %zu",
+               static_cast<long long>(layout.bytes), workspace_bytes);
+    return check.status();
+  }
+  if (args->x.shape[0] == 0) return check.status();
+  const cudaError_t code =
+      replayssm::launchAll(*args, static_cast<uint8_t*>(workspace), static_cast<cudaStream_t>(stream));
+  if (code != cudaSuccess) check.fail(RSSM_CUDA_ERROR, "launch", "%s", cudaGetErrorString(code));
+  return check.status();
+}

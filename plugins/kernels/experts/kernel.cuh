@@ -1,0 +1,176 @@
+// Grouped products of few tokens with packed weights, the weight as the 16-row operand: out[token] = W_e in[token] for
+// every pass (expert, up to 64 of its tokens) of a plan.
+//
+// The last warp of a block fills a ring in shared memory with bulk copies (producer.cuh): of each step, a block of
+// columns, the weights of a round's tiles and the same columns of the tokens. The other warps multiply two tiles of 16
+// rows each with all tokens, column block by column block, and store the products at the end of a round.
+#pragma once
+
+#include "kernels/common/mma.cuh"
+#include "kernels/common/vector.cuh"
+#include "producer.cuh"
+
+namespace replayssm {
+
+// Two instructions deep: 32 columns of the step times all tokens.
+template <class T, int kSub, int kRows, int kTiles>
+__device__ __forceinline__ void subStep(float (&sum)[kWarpTiles][kTiles][4],
+                                        const typename T::Format (&tile)[kRows], uint32_t tokens) {
+  uint32_t a[kRows][2][4];
+#pragma unroll
+  for (int i = 0; i < kRows; ++i) tile[i].template operands<kSub>(a[i]);
+#pragma unroll
+  for (int n = 0; n < kTiles; ++n) {
+    const uint4 b = sharedPiece(tokens + n * 8 * T::kTokenBytes + kSub / 2 * 128 + kSub % 2 * 16);
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) mmaAct<__nv_bfloat16>(sum[i][n], a[i][0], b.x, b.y);
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) mmaAct<__nv_bfloat16>(sum[i][n], a[i][1], b.z, b.w);
+  }
+}
+
+// One stage: kRows tiles of this warp, whose part begins at `weights`, times all tokens.
+template <class T, int kRows, int kTiles>
+__device__ __forceinline__ void consume(float (&sum)[kWarpTiles][kTiles][4], uint32_t weights, uint32_t tokens) {
+  using Format = typename T::Format;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const uint32_t own = tokens + lane / 4 * T::kTokenBytes + lane % 4 * 32;
+  const uint32_t pieces = weights + lane * 16, scales = weights + kWarpTiles * T::kTileBytes + lane * 4;
+  Format tile[kRows];
+#pragma unroll
+  for (int i = 0; i < kRows; ++i) tile[i].loadFirst(pieces + i * T::kTileBytes, scales + i * T::kScaleTileBytes);
+  subStep<T, 0>(sum, tile, own);
+  if constexpr (Format::kStepColumns == 64) {
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) tile[i].loadSecond(pieces + i * T::kTileBytes);
+  }
+  subStep<T, 1>(sum, tile, own);
+  if constexpr (Format::kStepColumns == 128) {
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) tile[i].loadSecond(pieces + i * T::kTileBytes);
+    subStep<T, 2>(sum, tile, own);
+    subStep<T, 3>(sum, tile, own);
+  }
+}
+
+// The lane, read anew: what follows from it is not kept in registers while the sums need them.
+__device__ __forceinline__ int laneAnew() {
+  int lane;
+  asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
+  return lane;
+}
+
+// Stores one tile's products: fragment row g is channel 2 g of the tile and g + 8 channel 2 g + 1; of gated experts
+// row g is the gate and g + 8 the up projection of channel g.
+template <class Format, int kTiles>
+__device__ __forceinline__ void storeTile(const GroupedParams& p, const Round& round, int tile,
+                                          const float (&sum)[kTiles][4]) {
+  const int lane = laneAnew();
+  const bool gated = p.epilogue == ExpertEpilogue::kSwiglu;
+  const int channel = gated ? tile * 8 + lane / 4 : tile * 16 + lane / 4 * 2;
+  if (channel >= p.outRows) return;
+  const float* factor = p.factor + round.expert * p.factorExpert + channel * p.factorRow;
+  const float first = factor[0] * Format::kFactor;
+  const float second = factor[gated ? p.factorPart : p.factorRow] * Format::kFactor;
+#pragma unroll
+  for (int n = 0; n < kTiles; ++n) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int column = n * 8 + lane % 4 * 2 + i;
+      if (column >= round.count) continue;
+      const int64_t row = round.first + column;
+      float low = sum[n][i] * first, high = sum[n][2 + i] * second;
+      uint16_t* at = static_cast<uint16_t*>(p.out) + row * p.outStride + channel;
+      if (gated) {
+        *at = Activation<__nv_bfloat16>::fromFloat(siluFast(low) * high);
+        continue;
+      }
+      if (p.epilogue == ExpertEpilogue::kRelu2) {
+        low = fmaxf(low, 0.0f) * fmaxf(low, 0.0f);
+        high = fmaxf(high, 0.0f) * fmaxf(high, 0.0f);
+      }
+      const float weight = p.epilogue == ExpertEpilogue::kWeighted ? p.rowWeight[row] : 1.0f;
+      *reinterpret_cast<uint32_t*>(at) = packPair<__nv_bfloat16>(low * weight, high * weight);
+    }
+  }
+}
+
+// All steps of one round.
+template <class T, int kTiles>
+__device__ __forceinline__ void runRound(const GroupedParams& p, BlockState& state, const Round& round, uint32_t ring,
+                                         Cursor& cursor) {
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const uint32_t own = ring + static_cast<uint32_t>(warp) * T::kWarpBytes;
+  const bool both = T::tileOf(round.round, warp, 1) < p.tiles;
+  float sum[kWarpTiles][kTiles][4] = {};
+#pragma unroll 1
+  for (int step = 0; step < p.steps; ++step) {
+    barrierWait(sharedAddress(&state.full[cursor.stage]), cursor.parity);
+    const uint32_t stage = static_cast<uint32_t>(cursor.stage * p.stageBytes);
+    const uint32_t tokens = ring + stage + T::kWeightBytes;
+    if (both) {
+      consume<T, 2>(sum, own + stage, tokens);
+    } else {
+      consume<T, 1>(sum, own + stage, tokens);
+    }
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) barrierArrive(sharedAddress(&state.empty[cursor.stage]));
+    cursor.advance(p.stages);
+  }
+#pragma unroll
+  for (int i = 0; i < kWarpTiles; ++i) {
+    const int tile = T::tileOf(round.round, warp, i);
+    if (tile < p.tiles) storeTile<typename T::Format, kTiles>(p, round, tile, sum[i]);
+  }
+}
+
+template <class T>
+__device__ __forceinline__ void multiply(const GroupedParams& p, BlockState& state, uint32_t ring) {
+  Cursor cursor;
+  while (true) {
+    barrierWait(sharedAddress(&state.full[cursor.stage]), cursor.parity);
+    const Round round = state.rounds[cursor.stage];
+    const int tiles = (round.count + 7) / 8;
+    if (tiles == 0) return;
+    if (tiles == 1) {
+      runRound<T, 1>(p, state, round, ring, cursor);
+    } else if (tiles == 2) {
+      runRound<T, 2>(p, state, round, ring, cursor);
+    } else if constexpr (T::kMost > 2) {
+      if (tiles == 3) {
+        runRound<T, 3>(p, state, round, ring, cursor);
+      } else if (tiles == 4) {
+        runRound<T, 4>(p, state, round, ring, cursor);
+      } else if constexpr (T::kMost > 4) {
+        if (tiles <= 6) {
+          runRound<T, 6>(p, state, round, ring, cursor);
+        } else {
+          runRound<T, 8>(p, state, round, ring, cursor);
+        }
+      }
+    }
+  }
+}
+
+template <class T>
+__global__ void __launch_bounds__(T::kThreads, T::kBlocks) groupedKernel(const __grid_constant__ GroupedParams p) {
+  extern __shared__ __align__(128) uint8_t memory[];
+  __shared__ BlockState state;
+  if (threadIdx.x < kMostStages) {
+    barrierInit(sharedAddress(&state.full[threadIdx.x]), kFullArrivals);
+    barrierInit(sharedAddress(&state.empty[threadIdx.x]), T::kWarps);
+    barrierInitFence();
+  }
+  // HAZARD: the first product waits before it releases its dependents, so that the plan, two launches back, is there
+  // when the second reads it before its own wait.
+  if (!p.weightsFirst) waitForPredecessor();
+  releaseDependents();
+  findRun(p, state.run);
+  if (threadIdx.x / 32 == T::kWarps) {
+    produce<T>(p, state, sharedAddress(memory));
+  } else {
+    multiply<T>(p, state, sharedAddress(memory));
+  }
+}
+
+}  // namespace replayssm

@@ -1,0 +1,88 @@
+// The routed experts as the ABI layer sees them: plain data, checked there. Sizes of packed weights follow from the
+// format's tile and live here, so that host and device agree.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+namespace replayssm {
+
+enum class WeightFormat { kNvfp4, kFp8, kBfloat16 };
+
+// What happens to a product before it is stored.
+enum class ExpertEpilogue {
+  kPlain,        // times the row factor
+  kRelu2,        // max(., 0)^2
+  kSwiglu,       // silu(gate) * up, the rows of a fragment's halves
+  kWeighted,     // times the routing weight of the token
+};
+
+constexpr int kTileRows = 16;         // rows of a packed tile: the matrix instruction's
+constexpr int kMaxPassTokens = 64;    // tokens of one pass over an expert's weights
+constexpr int kMaxExperts = 1024;
+constexpr int kLayoutColumns = 128;   // K is padded to whole blocks of as many columns
+
+// One pass over the weights of one expert. `cost` sums up the passes before it.
+struct ExpertEntry {
+  int32_t expert, first, count, cost;  // rows first .. first + count of the sorted (token, choice) pairs
+};
+
+// The plan of a step, on the device.
+struct ExpertPlan {
+  int32_t* entryCount;    // [1]
+  ExpertEntry* entries;   // [most + 1], the last holds the whole cost
+  int32_t* rowToken;      // [pairs] token of a sorted pair
+  float* rowWeight;       // [pairs] its routing weight
+  int32_t* position;      // [pairs] place of a pair among the sorted, -1: none
+};
+
+struct PlanParams {
+  const int32_t* ids;     // [tokens, topK]
+  const float* weights;   // [tokens, topK]
+  int64_t idStride, weightStride;
+  int32_t tokens, topK, experts, passTokens;
+  ExpertPlan plan;
+  bool programmaticLaunch;
+};
+
+// A stack of packed matrices and what it is multiplied with.
+struct GroupedParams {
+  WeightFormat format;
+  ExpertEpilogue epilogue;
+  const uint8_t* weights;      // [experts, tiles, blocks, bytes of a tile block]
+  const uint8_t* blockScales;  // NVFP4: [experts, tiles, blocks, 128]
+  const float* factor;         // [experts, parts, 1 | rows]
+  int64_t factorExpert, factorPart, factorRow;  // strides, elements
+  int32_t tiles, columns;      // of 16 rows; K before padding
+  int32_t outRows;             // channels that are stored
+
+  const void* in;              // bfloat16 [., columns]
+  int64_t inStride;
+  void* out;                   // bfloat16 [., outRows]
+  int64_t outStride;
+  const ExpertEntry* entries;  // null: one matrix and `tokens` rows in order
+  const int32_t* entryCount;
+  const int32_t* rowToken;     // null: rows are in order
+  const float* rowWeight;
+  int32_t tokens;
+  int32_t passTokens;          // most tokens of a pass here
+  int32_t steps, rounds;       // of a round over K; of a pass over the rows: set by launchGrouped, as the next two
+  int32_t stageBytes, stages;  // of the ring
+  bool weightsFirst;           // the plan is there, or none is needed: weights may come before the predecessor ends
+  bool programmaticLaunch;
+};
+
+struct ReduceParams {
+  const void* rows;            // bfloat16 [pairs, channels], contiguous
+  const int32_t* position;     // [tokens, topK]
+  void* out;                   // bfloat16 [tokens, channels]
+  int64_t outStride;
+  int32_t tokens, topK, channels;
+};
+
+cudaError_t launchPlan(const PlanParams& p, cudaStream_t stream);
+cudaError_t launchGrouped(const GroupedParams& p, cudaStream_t stream);
+cudaError_t launchReduce(const ReduceParams& p, cudaStream_t stream);
+
+}  // namespace replayssm
