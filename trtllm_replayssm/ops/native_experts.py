@@ -62,9 +62,10 @@ def route(logits: Tensor, bias: Tensor | None, shape: MoeShape, rows: StepRows) 
     """`session.torch_moe.route` for logits [B, T, experts] float32; ids [B T, k] int32 are -1 for absent tokens."""
     softmax = shape.router is Router.SOFTMAX
     ids, weights = torch.ops.replayssm.route(
-        int(_ROUTERS[shape.router]), 1 if softmax else shape.n_group, 1 if softmax else shape.topk_group,
-        int(shape.norm_topk), shape.scaling, shape.top_k, logits, None if softmax else bias, rows.slot.int(),
-        rows.num_tokens.int(),
+        router=int(_ROUTERS[shape.router]), groups=1 if softmax else shape.n_group,
+        topk_group=1 if softmax else shape.topk_group, norm_topk=int(shape.norm_topk), top_k=shape.top_k,
+        scaling=shape.scaling, logits=logits, bias=None if softmax else bias, slot=rows.slot.int(),
+        num_tokens=rows.num_tokens.int(),
     )  # fmt: skip
     return ids, weights
 
@@ -73,8 +74,9 @@ def experts(x: Tensor, ids: Tensor, weights: Tensor, stacks: ExpertStacks) -> Te
     """x [n, width] bfloat16, ids and weights [n, k] -> the weighted sum [n, width]; ids < 0 give no work."""
     up, down = stacks.up, stacks.down
     out: Tensor = torch.ops.replayssm.experts(
-        up.rows, up.parts, x, ids, weights, up.data, up.block_scale, up.factor, down.data, down.block_scale, down.factor
-    )
+        inner=up.rows, x=x, ids=ids, weights=weights, up=up.data, up_scale=up.block_scale,
+        up_factor=up.factor, down=down.data, down_scale=down.block_scale, down_factor=down.factor,
+    )  # fmt: skip
     return out
 
 

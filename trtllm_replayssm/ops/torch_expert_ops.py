@@ -6,6 +6,7 @@ workspace is torch's and lives until the stream is past the launch.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,56 +17,77 @@ from trtllm_replayssm.ops import _abi
 from trtllm_replayssm.ops.library import installed_library
 from trtllm_replayssm.ops.views import aligned, current_stream, view
 
-_ROUTE = (
-    "(int router, int groups, int topk_group, int norm_topk, float scaling, int top_k, Tensor logits, Tensor? bias, "
-    "Tensor? slot, Tensor? num_tokens) -> (Tensor, Tensor)"
-)
-_EXPERTS = (
-    "(int inner, int parts, Tensor x, Tensor ids, Tensor weights, Tensor up, Tensor? up_scale, Tensor up_factor, "
-    "Tensor down, Tensor? down_scale, Tensor down_factor) -> Tensor"
-)
-_LINEAR = "(int rows, Tensor x, Tensor data, Tensor? block_scale, Tensor factor) -> Tensor"
+_EXPERT_INPUTS = ("x", "ids", "weights", "up", "up_scale", "up_factor", "down", "down_scale", "down_factor")
+_NULLABLE = ("bias", "slot", "num_tokens", "up_scale", "down_scale", "block_scale")
 
 
-def packed_weights(
-    rows: int, columns: int, parts: int, data: Tensor, block_scale: Tensor | None, factor: Tensor
-) -> _abi.PackedWeights:
-    """The struct of a stack: data [E, tiles, blocks, bytes of NVFP4 as uint8 | E4M3 | bfloat16]."""
+@dataclass(frozen=True)
+class _Operation:
+    """Arguments in the schema's order: numbers (name, type), then tensors; outputs: how many tensors it returns."""
+
+    name: str
+    numbers: tuple[tuple[str, str], ...]
+    inputs: tuple[str, ...]
+    outputs: int = 1
+
+    @property
+    def schema(self) -> str:
+        parts = [f"{kind} {name}" for name, kind in self.numbers]
+        parts += [f"Tensor{'?' * (name in _NULLABLE)} {name}" for name in self.inputs]
+        return f"({', '.join(parts)}) -> ({', '.join(['Tensor'] * self.outputs)})"
+
+    def named(self, values: tuple[Any, ...]) -> dict[str, Any]:
+        """The arguments of a call by name."""
+        return dict(zip((*(name for name, _ in self.numbers), *self.inputs), values, strict=True))
+
+
+_ROUTE = _Operation(
+    "route",
+    (*((name, "int") for name in ("router", "groups", "topk_group", "norm_topk", "top_k")), ("scaling", "float")),
+    ("logits", "bias", "slot", "num_tokens"),
+    outputs=2,
+)
+_EXPERTS = _Operation("experts", (("inner", "int"),), _EXPERT_INPUTS)
+_LINEAR = _Operation("packed_linear", (("rows", "int"),), ("x", "data", "block_scale", "factor"))
+
+
+def _packed(rows: int, columns: int, data: Tensor, block_scale: Tensor | None, factor: Tensor) -> _abi.PackedWeights:
+    """The struct of a stack: data [E, tiles, blocks, ...] uint8 (NVFP4), E4M3 or bfloat16; factor [E, parts, ...]."""
+    parts = factor.shape[1]
     return _abi.PackedWeights(
         rows=rows, columns=columns, parts=parts, data=view(data), block_scale=view(block_scale), factor=view(factor)
     )
 
 
-def _route(
-    router: int, groups: int, topk_group: int, norm_topk: int, scaling: float, top_k: int, logits: Tensor,
-    bias: Tensor | None, slot: Tensor | None, num_tokens: Tensor | None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    ids, weights = _route_outputs(logits, top_k)
+def _route(*values: Any) -> tuple[Tensor, Tensor]:
+    given = _ROUTE.named(values)
+    ids, weights = _route_outputs(*values)
+    tensors = {name: view(given.pop(name)) for name in _ROUTE.inputs}
+    del given["top_k"]
     args = _abi.RouteArgs(
-        flags=_abi.ROUTE_PROGRAMMATIC_LAUNCH, router=router, groups=groups, topk_group=topk_group, norm_topk=norm_topk,
-        scaling=scaling, logits=view(logits), bias=view(bias), slot=view(slot), num_tokens=view(num_tokens),
-        ids=view(ids), weights=view(weights),
+        flags=_abi.ROUTE_PROGRAMMATIC_LAUNCH, **given, **tensors, ids=view(ids), weights=view(weights)
     )  # fmt: skip
-    installed_library().route(args, current_stream(logits))
+    installed_library().route(args, current_stream(ids))
     return ids, weights
 
 
-def _route_outputs(logits: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
-    shape = (logits.shape[0] * logits.shape[1], top_k)
+def _route_outputs(*values: Any) -> tuple[Tensor, Tensor]:
+    given = _ROUTE.named(values)
+    logits = given["logits"]
+    shape = (logits.shape[0] * logits.shape[1], given["top_k"])
     return logits.new_empty(shape, dtype=torch.int32), logits.new_empty(shape)
 
 
-def _experts(
-    inner: int, parts: int, x: Tensor, ids: Tensor, weights: Tensor, up: Tensor, up_scale: Tensor | None,
-    up_factor: Tensor, down: Tensor, down_scale: Tensor | None, down_factor: Tensor,
-) -> Tensor:  # fmt: skip
-    out = torch.empty_like(x, memory_format=torch.contiguous_format)
-    x, library = aligned(x), installed_library()
+def _experts(*values: Any) -> Tensor:
+    given = _EXPERTS.named(values)
+    out, library = _experts_output(*values), installed_library()
+    x, inner = aligned(given["x"]), given["inner"]
+    width = x.shape[1]
     args = _abi.ExpertsArgs(
         flags=_abi.EXPERTS_PROGRAMMATIC_LAUNCH,
-        up=packed_weights(inner, x.shape[1], parts, up, up_scale, up_factor),
-        down=packed_weights(x.shape[1], inner, 1, down, down_scale, down_factor),
-        x=view(x), ids=view(ids), weights=view(weights), out=view(out),
+        up=_packed(inner, width, given["up"], given["up_scale"], given["up_factor"]),
+        down=_packed(width, inner, given["down"], given["down_scale"], given["down_factor"]),
+        x=view(x), ids=view(given["ids"]), weights=view(given["weights"]), out=view(out),
     )  # fmt: skip
     size = library.experts_workspace(args)
     workspace = torch.empty(size, dtype=torch.uint8, device=x.device)
@@ -73,10 +95,13 @@ def _experts(
     return out
 
 
+def _experts_output(*values: Any) -> Tensor:
+    return torch.empty_like(_EXPERTS.named(values)["x"], memory_format=torch.contiguous_format)
+
+
 def _linear(rows: int, x: Tensor, data: Tensor, block_scale: Tensor | None, factor: Tensor) -> Tensor:
-    out = x.new_empty((x.shape[0], rows))
-    x = aligned(x)
-    weight = packed_weights(rows, x.shape[1], 1, data, block_scale, factor)
+    out, x = _linear_output(rows, x), aligned(x)
+    weight = _packed(rows, x.shape[1], data, block_scale, factor)
     args = _abi.PackedLinearArgs(
         flags=_abi.EXPERTS_PROGRAMMATIC_LAUNCH, weight=weight, x=view(x), out=view(out)
     )  # fmt: skip
@@ -84,20 +109,22 @@ def _linear(rows: int, x: Tensor, data: Tensor, block_scale: Tensor | None, fact
     return out
 
 
-def _register(name: str, schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> None:
+def _linear_output(rows: int, x: Tensor, *_: Any) -> Tensor:
+    return x.new_empty((x.shape[0], rows))
+
+
+def _register(operation: _Operation, run: Callable[..., Any], outputs: Callable[..., Any]) -> None:
+    name = f"replayssm::{operation.name}"
+
     def refuse(*values: Any) -> Any:
         devices = sorted({v.device.type for v in values if isinstance(v, Tensor)})
-        raise ContractError(f"replayssm::{name}", "device", expected="CUDA tensors", got=", ".join(devices))
+        raise ContractError(name, "device", expected="CUDA tensors", got=", ".join(devices))
 
-    operation = torch.library.custom_op(
-        f"replayssm::{name}", run, mutates_args=(), schema=schema, device_types="cuda"
-    )  # fmt: skip
-    operation.register_kernel("cpu", refuse)
-    operation.register_fake(fake)
+    custom = torch.library.custom_op(name, run, mutates_args=(), schema=operation.schema, device_types="cuda")
+    custom.register_kernel("cpu", refuse)
+    custom.register_fake(outputs)
 
 
-_register("route", _ROUTE, _route, lambda *values: _route_outputs(values[6], values[5]))
-_register(
-    "experts", _EXPERTS, _experts, lambda *values: torch.empty_like(values[2], memory_format=torch.contiguous_format)
-)
-_register("packed_linear", _LINEAR, _linear, lambda rows, x, *_: x.new_empty((x.shape[0], rows)))
+_register(_ROUTE, _route, _route_outputs)
+_register(_EXPERTS, _experts, _experts_output)
+_register(_LINEAR, _linear, _linear_output)
