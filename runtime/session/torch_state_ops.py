@@ -43,10 +43,10 @@ class StateOps:
 
     def commit(self, rows: StepRows, accepted: Tensor) -> None:
         """Move the cursors of a decode step's rows; accepted [B], clamped to 0..num_tokens."""
-        if self._pools.conventional:
-            commit.commit_conventional(self._pools.replay, self._pools.cursors, rows, accepted)
-            return
-        move = commit.commit if self._native is None else self._native.commit
+        if self._native is None:
+            move = commit.commit_conventional if self._pools.conventional else commit.commit
+        else:
+            move = self._native.commit_conventional if self._pools.conventional else self._native.commit
         move(self._pools.replay, self._pools.cursors, rows, accepted)
 
     def conv1d(self, ctx: StepContext, layer: int, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -24,6 +24,7 @@ STRUCTS = {
     "rssm_prefill_args": _abi.PrefillArgs,
     "rssm_prefill_commit_args": _abi.PrefillCommitArgs,
     "rssm_conventional_args": _abi.ConventionalArgs,
+    "rssm_conventional_commit_args": _abi.ConventionalCommitArgs,
     "rssm_recovery_args": _abi.RecoveryArgs,
     "rssm_conv1d_args": _abi.Conv1dArgs,
     "rssm_ssm_inputs_args": _abi.SsmInputsArgs,

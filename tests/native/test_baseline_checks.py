@@ -109,10 +109,31 @@ def test_other_head_sizes_and_kinds_are_refused(library: _abi.Library) -> None:
         call(library, args)
 
 
+BAD_COMMITS: list[tuple[str, dict[str, Any], str]] = [
+    ("entries", {"entries": 1}, "entries: expected 2..17, got 1"),
+    ("rows", {"accepted": view(I32, B + 1)}, r"accepted: expected \[3\], got \[4\]"),
+    ("type", {"num_tokens": view(Dtype.INT64, B)}, "num_tokens: expected int32, got int64"),
+    ("slots", {"position": view(I32, S + 1)}, r"position: expected \[5\], got \[6\]"),
+    ("stride", {"entry": view(I32, S, stride=(2,))}, "entry: expected"),
+]
+
+
+@pytest.mark.parametrize(("changed", "message"), [c[1:] for c in BAD_COMMITS], ids=[c[0] for c in BAD_COMMITS])
+def test_a_wrong_commit_is_named(library: _abi.Library, changed: dict[str, Any], message: str) -> None:
+    fields = {name: view(I32, B) for name in ("slot", "num_tokens", "accepted")}
+    fields |= {"entry": view(I32, S), "position": view(I32, S)}
+    with pytest.raises(ContractError, match=message):
+        library.conventional_commit(_abi.ConventionalCommitArgs(**{"entries": E, **fields, **changed}), 0)
+
+
 def test_an_empty_batch_needs_no_device(library: _abi.Library) -> None:
     fields = step_fields(GDN, rows=0)
     library.conventional_update(_abi.ConventionalArgs(**fields, state=view(F32, S, E, H, P * N)), 0)
     library.recovery_step(_abi.RecoveryArgs(**fields, source=view(F32, S, H, P * N)), 0)
+    none = {name: view(I32, 0) for name in ("slot", "num_tokens", "accepted")}
+    library.conventional_commit(
+        _abi.ConventionalCommitArgs(entries=E, **none, entry=view(I32, S), position=view(I32, S)), 0
+    )
 
 
 def test_structs_of_another_size_are_refused(library: _abi.Library) -> None:

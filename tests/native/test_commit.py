@@ -16,11 +16,40 @@ if harness.unavailable() is None:
     import torch
 
     from trtllm_replayssm.ops import _abi
+    from trtllm_replayssm.ops.layer_state import CursorTensors, StepRows
+    from trtllm_replayssm.ops.reference.commit import commit_conventional
 
 
 @pytest.fixture(scope="module")
 def library() -> _abi.Library:
     return _abi.Library(harness.LIBRARY)
+
+
+@pytest.mark.parametrize("rows", [1, 128, 129, 1000])
+@pytest.mark.parametrize("tokens", [1, 4, 16])
+def test_conventional_rows_move_to_the_snapshot_of_the_last_accepted_token(
+    library: _abi.Library, tokens: int, rows: int
+) -> None:
+    """Against the reference operation; counts out of range, padding, slots that do not exist, idle slots."""
+    rng, slots = np.random.default_rng(rows), rows + 5
+    entries = torch.from_numpy(rng.integers(0, tokens + 1, slots).astype(np.int32))
+    want = CursorTensors.allocate(slots, torch.device("cpu"))
+    want.origin, want.position = entries.clone(), torch.arange(slots, dtype=torch.int32)
+    got = [want.origin.cuda(), want.position.cuda()]
+    order = rng.permutation(slots)[:rows]
+    order[rng.random(rows) < 0.2] = -1
+    wide = np.stack([order, rng.integers(0, tokens + 1, rows), rng.integers(-2, tokens + 3, rows)], axis=1)
+    host = torch.from_numpy(wide.astype(np.int32))
+    config = ReplayConfig(window=16, max_step_tokens=tokens)
+    commit_conventional(config, want, StepRows(host[:, 0], host[:, 1]), host[:, 2])
+    host[host[:, 0] < 0, 0] = torch.tensor([-1, slots, slots + 7], dtype=torch.int32)[torch.arange(rows) % 3][order < 0]
+    device = host.cuda()
+    args = _abi.ConventionalCommitArgs(
+        entries=tokens + 1, slot=harness.view(device[:, 0]), num_tokens=harness.view(device[:, 1]),
+        accepted=harness.view(device[:, 2]), entry=harness.view(got[0]), position=harness.view(got[1]),
+    )  # fmt: skip
+    library.conventional_commit(args, harness.Pool._stream())
+    assert got[0].tolist() == want.origin.tolist() and got[1].tolist() == want.position.tolist()
 
 
 @pytest.mark.parametrize("rows", [1, 127, 128, 129, 1000])

@@ -128,8 +128,16 @@ class NativeOps:
         """As `reference.commit.commit`."""
         torch.ops.replayssm.commit(
             window=config.window, ring_rows=config.ring_rows, slot=rows.slot_int32, num_tokens=rows.num_tokens_int32,
-            accepted=accepted.clamp(0, config.max_step_tokens).int(), origin=cursors.origin, h=cursors.h,
-            position=cursors.position,
+            accepted=_counts(config, accepted), origin=cursors.origin, h=cursors.h, position=cursors.position,
+        )  # fmt: skip
+
+    def commit_conventional(
+        self, config: ReplayConfig, cursors: CursorTensors, rows: StepRows, accepted: Tensor
+    ) -> None:
+        """As `reference.commit.commit_conventional`."""
+        torch.ops.replayssm.conventional_commit(
+            entries=config.max_step_tokens + 1, slot=rows.slot_int32, num_tokens=rows.num_tokens_int32,
+            accepted=_counts(config, accepted), entry=cursors.origin, position=cursors.position,
         )  # fmt: skip
 
     def _update(
@@ -157,6 +165,11 @@ class NativeOps:
     def _reserve(self, size: int) -> None:
         if size > self._workspace.numel():
             self._workspace = torch.zeros(size, dtype=torch.uint8, device=self._workspace.device)
+
+
+def _counts(config: ReplayConfig, accepted: Tensor) -> Tensor:
+    """int32 counts for the kernels, which clamp them to the rows' tokens; wider ones must fit first."""
+    return accepted if accepted.dtype is torch.int32 else accepted.clamp(0, config.max_step_tokens).int()
 
 
 def _kind(state: LayerState) -> int:

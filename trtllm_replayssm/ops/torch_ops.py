@@ -86,6 +86,9 @@ PREFILL = Signature.of(
     like="value",
 )
 COMMIT = Signature.of("commit", "window ring_rows", f"{_CONTEXT} accepted", "origin h position", like=None)
+CONVENTIONAL_COMMIT = Signature.of(
+    "conventional_commit", "entries", f"{_CONTEXT} accepted", "entry position", like=None
+)
 CONVENTIONAL = Signature.of("conventional_update", "kind flags", f"{_CONTEXT} entry? {_TOKENS}", "state", like="value")
 
 
@@ -222,6 +225,7 @@ _register(UPDATE, _with_workspace(_abi.UpdateArgs, "update"))
 _register(DECAY_SKIP_UPDATE, decay_skip_call)
 _register(PREFILL, _with_workspace(_abi.PrefillArgs, "prefill"))
 _register(COMMIT, _without_workspace(_abi.CommitArgs, "commit"))
+_register(CONVENTIONAL_COMMIT, _without_workspace(_abi.ConventionalCommitArgs, "conventional_commit"))
 _register(CONVENTIONAL, _without_workspace(_abi.ConventionalArgs, "conventional_update"))
 _register(CONV1D_UPDATE, _without_workspace(_abi.Conv1dArgs, "conv1d_update"))
 _register(CONV1D_PREFILL, _without_workspace(_abi.Conv1dArgs, "conv1d_prefill"))

@@ -4,7 +4,8 @@
  *
  * A slot owns E state entries. The current one is `entry[slot]`; token t writes entry (entry + 1 + t) mod E, so that a
  * verifier can return to the state after any accepted token. E = 1 is plain decoding in place (T = 1). The cursor is
- * read only: after a step that kept `a` tokens the caller moves it to (entry + a) mod E.
+ * read only: after a step that kept `a` tokens it moves to (entry + a) mod E, once for all layers, by
+ * rssm_conventional_commit.
  *
  * Letters as in update.h. Rows with slot -1 or num_tokens 0 read and write nothing but a zero output.
  */
@@ -46,6 +47,27 @@ typedef struct rssm_conventional_args {
 
   rssm_tensor state; /* [S, E, H, P * N] float32, P rows of N; T <= max(E - 1, 1); written */
 } rssm_conventional_args;
+
+/*
+ * Moves the cursors of all rows after a step, once for all layers. Per row: n = num_tokens clamped to 0..E - 1, a =
+ * accepted clamped to 0..n; entry = (entry + a) mod E, position += a. Rows with slot -1 (or any other that is no slot)
+ * change nothing. Two rows must not name the same slot.
+ */
+typedef struct rssm_conventional_commit_args {
+  uint32_t struct_size; /* sizeof(rssm_conventional_commit_args) */
+  uint32_t abi_version; /* RSSM_ABI_VERSION */
+  int32_t entries;      /* E, 2..17 */
+  int32_t reserved;     /* 0 */
+
+  rssm_tensor slot;       /* [B] int32, any stride; -1 = padding */
+  rssm_tensor num_tokens; /* [B] int32, any stride; what the step was given */
+  rssm_tensor accepted;   /* [B] int32, any stride; base token plus accepted drafts */
+  rssm_tensor entry;      /* [S] int32, contiguous, written */
+  rssm_tensor position;   /* [S] int32, contiguous, written */
+} rssm_conventional_commit_args;
+
+RSSM_API rssm_status rssm_conventional_commit(const rssm_conventional_commit_args* args, void* stream,
+                                              rssm_error* error);
 
 /* Enqueues the step on `stream` (a cudaStream_t). Allocates nothing, needs no workspace, does not synchronise. */
 RSSM_API rssm_status rssm_conventional_update(const rssm_conventional_args* args, void* stream, rssm_error* error);

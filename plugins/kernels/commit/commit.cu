@@ -22,10 +22,26 @@ __global__ void commitKernel(const CommitParams p) {
   p.position[slot] += accepted;
 }
 
+__global__ void entryCommitKernel(const EntryCommitParams p) {
+  int row = blockIdx.x * kThreads + threadIdx.x;
+  if (row >= p.rows) return;
+  int slot = p.slot[row * p.slotStride];
+  if (slot < 0 || slot >= p.slots) return;
+  int tokens = min(max(p.numTokens[row * p.numTokensStride], 0), p.entries - 1);
+  int accepted = min(max(p.accepted[row * p.acceptedStride], 0), tokens);
+  p.entry[slot] = (max(p.entry[slot], 0) % p.entries + accepted) % p.entries;
+  p.position[slot] += accepted;
+}
+
 }  // namespace
 
 cudaError_t launchCommit(const CommitParams& p, cudaStream_t stream) {
   commitKernel<<<(p.rows + kThreads - 1) / kThreads, kThreads, 0, stream>>>(p);
+  return cudaGetLastError();
+}
+
+cudaError_t launchEntryCommit(const EntryCommitParams& p, cudaStream_t stream) {
+  entryCommitKernel<<<(p.rows + kThreads - 1) / kThreads, kThreads, 0, stream>>>(p);
   return cudaGetLastError();
 }
 

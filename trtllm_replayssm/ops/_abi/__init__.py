@@ -3,7 +3,12 @@
 Structs are filled by field name only. `tests/native/test_abi_mirror.py` compares sizes and offsets with the headers.
 """
 
-from trtllm_replayssm.ops._abi.conventional import CONVENTIONAL_PROGRAMMATIC_LAUNCH, ConventionalArgs, RecoveryArgs
+from trtllm_replayssm.ops._abi.conventional import (
+    CONVENTIONAL_PROGRAMMATIC_LAUNCH,
+    ConventionalArgs,
+    ConventionalCommitArgs,
+    RecoveryArgs,
+)
 from trtllm_replayssm.ops._abi.experts import (
     EXPERTS_PROGRAMMATIC_LAUNCH,
     ROUTE_PROGRAMMATIC_LAUNCH,
@@ -66,6 +71,7 @@ __all__ = [
     "CommitArgs",
     "Conv1dArgs",
     "ConventionalArgs",
+    "ConventionalCommitArgs",
     "DecaySkipArgs",
     "DrawArgs",
     "Dtype",

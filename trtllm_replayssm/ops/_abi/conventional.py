@@ -19,6 +19,14 @@ class ConventionalArgs(Args):
     )  # fmt: skip
 
 
+class ConventionalCommitArgs(Args):
+    """rssm_conventional_commit_args: the cursors after such a step, for all layers; see conventional.h."""
+
+    _fields_ = fields(
+        {"entries": ctypes.c_int32, "reserved": ctypes.c_int32}, "slot", "num_tokens", "accepted", "entry", "position"
+    )
+
+
 class RecoveryArgs(Args):
     """rssm_recovery_args: one step of a scheme of the paper's Appendix A on one layer; see recovery.h."""
 

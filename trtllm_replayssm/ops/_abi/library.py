@@ -15,7 +15,7 @@ from trtllm_replayssm.errors import (
     ReplaySSMError,
     UnsupportedError,
 )
-from trtllm_replayssm.ops._abi.conventional import ConventionalArgs, RecoveryArgs
+from trtllm_replayssm.ops._abi.conventional import ConventionalArgs, ConventionalCommitArgs, RecoveryArgs
 from trtllm_replayssm.ops._abi.experts import ExpertsArgs, PackedLinearArgs, RouteArgs
 from trtllm_replayssm.ops._abi.inputs import Conv1dArgs, GatedRmsNormArgs, SsmInputsArgs
 from trtllm_replayssm.ops._abi.layers import ActivationArgs, AttentionArgs, AttentionInputsArgs, DrawArgs, RmsNormArgs
@@ -106,6 +106,10 @@ class Library:
     def conventional_update(self, args: ConventionalArgs, stream: int) -> None:
         """Enqueue one step of the baseline on `stream`."""
         self._call("rssm_conventional_update", _sized(args), ctypes.c_void_p(stream))
+
+    def conventional_commit(self, args: ConventionalCommitArgs, stream: int) -> None:
+        """Enqueue the cursor commit of the baseline on `stream`."""
+        self._call("rssm_conventional_commit", _sized(args), ctypes.c_void_p(stream))
 
     def conventional_launch_text(self, args: ConventionalArgs, multiprocessors: int) -> str:
         """The launch of such a step on a device of that many multiprocessors, in words. Looks at no device."""

@@ -23,7 +23,7 @@ def commit(config: ReplayConfig, cursors: CursorTensors, rows: StepRows, accepte
 
 
 def commit_conventional(config: ReplayConfig, cursors: CursorTensors, rows: StepRows, accepted: Tensor) -> None:
-    """The baseline's commit: `origin` moves to the snapshot of the last accepted token. Never waits for the device."""
+    """The baseline's commit: `origin` moves to the snapshot of the last accepted token."""
     taken = torch.minimum(accepted.to(rows.slot.device).clamp(min=0), rows.num_tokens)
     taken = torch.where(rows.slot >= 0, taken, 0).int()
     slot = rows.slot.clamp(min=0)  # padding adds nothing to slot 0
