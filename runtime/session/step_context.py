@@ -54,9 +54,17 @@ class StepContext:
 
     def positions(self) -> Tensor:
         """[B, T] absolute positions."""
-        return self.start[:, None] + torch.arange(self.width, device=self.start.device)
+        return self._positions
 
     def valid(self) -> Tensor:
         """[B, T] bool: tokens that exist."""
+        return self._valid
+
+    @cached_property
+    def _positions(self) -> Tensor:
+        return self.start[:, None] + torch.arange(self.width, device=self.start.device)
+
+    @cached_property
+    def _valid(self) -> Tensor:
         inside = torch.arange(self.width, device=self.start.device) < self.rows.num_tokens[:, None]
         return inside & (self.rows.slot >= 0)[:, None]
