@@ -82,8 +82,8 @@ def _skip(results: Results) -> list[str]:
     """Steps by their decays: DRAM bytes read and microseconds of the update, without and with skipping."""
 
     def pair(row: dict[str, Any], what: str, scale: float, digits: int) -> str:
-        both = [row.get(f"{kind}_{what}") for kind in ("plain", "skipping")]
-        return "" if None in both else " / ".join(f"{value / scale:.{digits}f}" for value in both)
+        both = [row[key] for key in (f"plain_{what}", f"skipping_{what}") if key in row]
+        return " / ".join(f"{value / scale:.{digits}f}" for value in both)
 
     body = [
         [

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from urllib.parse import urlparse
 
 import pytest
 
 from tests.paths import EXAMPLES, ROOT
+from trtllm_replayssm.runtime.evaluation.task_texts import make_tasks
 
 # keys of the harness's docs/config_files.md, of December 2025
 KEYS = {
@@ -32,4 +34,18 @@ def test_a_configuration_fits_the_harness_and_the_server(path: Path) -> None:
 
 
 def test_there_are_configurations() -> None:
-    assert len(FILES) == 2
+    assert len(FILES) == 3
+
+
+def test_the_local_task_asks_what_the_generated_tasks_ask() -> None:
+    yaml = pytest.importorskip("yaml")
+    folder = EXAMPLES / "lm_eval" / "tasks"
+    task = yaml.safe_load((folder / "recall.yaml").read_text(encoding="utf-8"))
+    data = ROOT / task["dataset_kwargs"]["data_files"]["test"]
+    questions = [json.loads(line) for line in data.read_text(encoding="utf-8").splitlines()]
+    made = [t for t in make_tasks(32) if t.name == "recall"]
+    assert [q["text"] for q in questions] == [t.text.strip("\n") for t in made]
+    assert [q["choices"][q["gold"]] + "." for q in questions] == [t.answer for t in made]
+    assert all(len(set(q["choices"])) == 6 for q in questions)
+    local = yaml.safe_load((EXAMPLES / "lm_eval" / "local.yaml").read_text(encoding="utf-8"))
+    assert local["tasks"] == [task["task"]] and ROOT / local["include_path"] == folder
