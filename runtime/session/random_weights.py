@@ -86,12 +86,6 @@ class RandomWeights(TorchWeights):
         factor = torch.full((experts, parts, 1), size, device=self._device)
         return PackedStack(rows=rows, columns=columns, parts=parts, data=data, block_scale=scale, factor=factor)
 
-    def make_all(self) -> None:
-        """Make every parameter but experts now, so that no step pays for it."""
-        for name, spec in self._specs.items():
-            if spec.role is not ParamRole.EXPERTS:
-                self._kept(name, self._dtype if spec.role in (ParamRole.LINEAR, ParamRole.EMBEDDING) else torch.float32)
-
     def _kept(self, name: str, dtype: torch.dtype) -> Tensor:
         if name not in self._made:
             spec = self._specs[name]
