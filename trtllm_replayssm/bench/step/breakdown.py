@@ -17,13 +17,6 @@ _PARTS = (
     ("attention", re.compile(r"\b(attention\w*|merge)Kernel|flash|fmha")),
     ("GEMM", re.compile(r"gemm|gemv|nvjet|cutlass|splitk|cublas|xmma", re.IGNORECASE)),
 )
-PARTS = (
-    ("SSM", re.compile(r"UpdateKernel|conventionalKernel|gdn.*Kernel", re.IGNORECASE)),
-    ("convolution", re.compile(r"ssmInputsKernel", re.IGNORECASE)),
-    ("experts", re.compile(r"expert|moe|rout(e|ing)", re.IGNORECASE)),
-    ("attention", re.compile(r"flash|fmha|attention|kv_?append|rope", re.IGNORECASE)),
-    ("GEMM", re.compile(r"gemm|gemv|nvjet|cutlass|splitk|cublas|xmma", re.IGNORECASE)),
-)
 PARTS = (*(name for name, _ in _PARTS), OTHER)
 
 
