@@ -92,7 +92,7 @@ def plan_memory(
     """
     itemsize = pool.activation.itemsize
     token = pass_bytes(geometry, itemsize)
-    logits = geometry.vocab * (4 + itemsize)
+    logits = geometry.vocab * (8 + itemsize)  # in the activation type, in float32, and kept outside recorded graphs
     return MemoryPlan(
         memory=memory, weights=weights, prompt=prompt_tokens * token, reserve=reserve, fraction=fraction,
         slot=pool_slot_bytes(geometry, replay, pool, conventional=conventional),
