@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -15,12 +16,51 @@ from typing import Any
 import torch
 
 from trtllm_replayssm.errors import ConfigError
-from trtllm_replayssm.runtime.evaluation.skip_problem import SkipCase, SkipProblem
+from trtllm_replayssm.runtime.evaluation.decays import THRESHOLDS, measure_decays
+from trtllm_replayssm.runtime.evaluation.forcing import Model
+from trtllm_replayssm.runtime.evaluation.skip_problem import SkipCase, SkipProblem, even_case, measured_case
+from trtllm_replayssm.runtime.evaluation.streams import Stream
+from trtllm_replayssm.shapes import SsmShape
 
+SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)  # of heads that fade at once, in the made-up cases
+OUTPUTS = ("bfloat16", "float32")  # types whose half last place is the threshold for real decays
 READ, WRITE = "dram__bytes_read.sum", "dram__bytes_write.sum"
 _SKIPPING = "skipping"  # in the names of the kernels that skip, in no other's
 _WAIT_CYCLES = 1 << 24  # the device waits until all timed launches are queued, so that none waits for the host
 _UNITS = {"byte": 1, "Kbyte": 10**3, "Mbyte": 10**6, "Gbyte": 10**9}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grid:
+    """What is measured: made-up decays on `batch` rows of a layer, and real ones on as many bytes of states.
+
+    records: committed records h of the steps; repeats: see `skip_rows`.
+    """
+
+    shape_name: str
+    shape: SsmShape
+    batch: int
+    window: int
+    records: Sequence[int]
+    repeats: int
+
+
+def skip_grid(model: Model, streams: Sequence[Stream], prompt: int, tokens: int, grid: Grid) -> list[dict[str, Any]]:
+    """Rows of all cases: shares of heads that fade at once, then the decays that the checkpoint has on the streams."""
+    device, shape, window, below = model.device, grid.shape, grid.window, THRESHOLDS["bfloat16"]
+    made_up = [even_case(grid.batch, shape.heads, window, share, below, device) for share in SHARES]
+    rows = skip_rows(SkipProblem(shape, grid.batch, window, device), made_up, grid.records, grid.repeats)
+    for row in rows:
+        row["shape"] = grid.shape_name
+    name, layer = Path(model.checkpoint.directory).name, model.checkpoint.geometry.ssm
+    decays = torch.from_numpy(measure_decays(model, streams, prompt, tokens, lambda done: None))
+    many = grid.batch * shape.heads * shape.head_dim // (layer.heads * layer.head_dim)
+    real = [
+        measured_case(f"as measured, {output} outputs", decays, many, window, THRESHOLDS[output], device)
+        for output in OUTPUTS
+    ]
+    found = skip_rows(SkipProblem(layer, many, window, device), real, grid.records, grid.repeats)
+    return [*rows, *({**row, "shape": name} for row in found)]
 
 
 def skip_rows(

@@ -6,9 +6,10 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)  # of heads that fade at once, in the made-up cases
+from trtllm_replayssm.errors import ConfigError
+
+PROMPT = 64
 TOKENS = 512  # decoded tokens of each text that real decays are taken from
-OUTPUTS = ("bfloat16", "float32")  # types whose half last place is the threshold for real decays
 
 
 def add_skip(kinds: Any) -> None:
@@ -33,46 +34,27 @@ def add_skip(kinds: Any) -> None:
 
 def run_skip(arguments: argparse.Namespace) -> int:
     """Measure the cases on this machine's GPU."""
-    import torch
-
-    from trtllm_replayssm._version import __version__
     from trtllm_replayssm.bench.cases import kernel_shapes
     from trtllm_replayssm.dtypes import ActivationDtype
-    from trtllm_replayssm.runtime.evaluation.decays import THRESHOLDS, measure_decays
     from trtllm_replayssm.runtime.evaluation.forcing import Model
-    from trtllm_replayssm.runtime.evaluation.results import write_results
-    from trtllm_replayssm.runtime.evaluation.skip_cost import add_counters, skip_rows
-    from trtllm_replayssm.runtime.evaluation.skip_problem import SkipProblem, even_case, measured_case
+    from trtllm_replayssm.runtime.evaluation.results import describe_run, machine, write_results
+    from trtllm_replayssm.runtime.evaluation.skip_cost import Grid, add_counters, skip_grid
     from trtllm_replayssm.runtime.evaluation.streams import text_streams
     from trtllm_replayssm.runtime.text.tokenizer import load_tokenizer
     from trtllm_replayssm.weights.checkpoint import Checkpoint
 
+    if arguments.shape not in kernel_shapes():
+        raise ConfigError("eval skip", "--shape", expected=f"of {', '.join(kernel_shapes())}", got=arguments.shape)
     model = Model.load(Checkpoint.open(arguments.model), device="cuda", activation=ActivationDtype.BFLOAT16)
-    records = [int(h) for h in arguments.records.split(",")]
-    shape, window, batch = kernel_shapes()[arguments.shape], arguments.window, arguments.batch
-    problem = SkipProblem(shape, batch, window, model.device)
-    cases = [even_case(batch, shape.heads, window, s, THRESHOLDS["bfloat16"], model.device) for s in SHARES]
-    rows = [{"shape": arguments.shape, **row} for row in skip_rows(problem, cases, records, arguments.repeats)]
-    del problem
-
-    prompt, name = 64, Path(arguments.model).name
-    streams = text_streams(load_tokenizer(arguments.model), arguments.text, [1], prompt + TOKENS + 8)
-    decays = torch.from_numpy(measure_decays(model, streams, prompt, TOKENS, lambda tokens: None))
-    real = model.checkpoint.geometry.ssm
-    many = batch * shape.heads * shape.head_dim // (real.heads * real.head_dim)  # as many bytes
-    cases = [
-        measured_case(f"decays of {name}, {out} outputs", decays, many, window, THRESHOLDS[out], model.device)
-        for out in OUTPUTS
-    ]
-    problem = SkipProblem(real, many, window, model.device)
-    rows += [{"shape": name, **row} for row in skip_rows(problem, cases, records, arguments.repeats)]
+    streams = text_streams(load_tokenizer(arguments.model), arguments.text, [1], PROMPT + TOKENS + 8)
+    grid = Grid(
+        shape_name=arguments.shape, shape=kernel_shapes()[arguments.shape], batch=arguments.batch,
+        window=arguments.window, records=[int(h) for h in arguments.records.split(",")], repeats=arguments.repeats,
+    )  # fmt: skip
+    rows = skip_grid(model, streams, PROMPT, TOKENS, grid)
     if arguments.counters:
         add_counters(rows, arguments.counters)
-    meta = {
-        "checkpoint": name, "device_name": torch.cuda.get_device_name(), "torch": torch.__version__,
-        "version": __version__, "rows": [{"text": s.text, "digest": s.digest} for s in streams],
-    }  # fmt: skip
-    write_results(arguments.json, "skip", meta, rows)
+    write_results(arguments.json, "skip", {**describe_run(model, streams, PROMPT), **machine(model)}, rows)
     for row in rows:
         times = f"{row['plain_us']:.1f} -> {row['skipping_us']:.1f} us" if arguments.repeats else ""
         print(f"{row['shape']} {row['case']}: h = {row['h']}, {100 * row['faded']:.1f} % faded {times}")
