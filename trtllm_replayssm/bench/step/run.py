@@ -64,6 +64,10 @@ def run_cases(
     """Results in order; cases that share a pool must follow one another. bandwidth: bytes a second of a large copy."""
     for _, group in groupby(cases, key=lambda c: (c.cache, c.replay, c.role)):
         together = list(group)
+        gc.collect()  # what the last pool held, before the next one is made
+        if model.device.type == "cuda":
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
         slots, depth = max(c.rows for c in together), max(schedule.last_position(c) for c in together)
         session = model.session(together[0], slots, depth)
         for slot in range(slots):
@@ -72,10 +76,6 @@ def run_cases(
         for case in together:
             yield _measure(model, session, case, schedule, bandwidth, profile=profiled(case))
         del session
-        gc.collect()
-        if model.device.type == "cuda":
-            torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats()
 
 
 def _measure(
