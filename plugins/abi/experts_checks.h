@@ -53,7 +53,7 @@ inline void checkPacked(Checker& check, const PackedNames& names, const rssm_pac
     check.tensor(names.blockScale, w.block_scale, RSSM_FLOAT8_E4M3, {experts, tiles, blocks, kLayoutColumns});
     check.contiguous(names.blockScale, w.block_scale, 0);
   } else if (w.block_scale.data != nullptr) {
-    check.fail(RSSM_INVALID_ARGUMENT, names.blockScale, "expected an absent tensor with %s", dtypeName(dtype));
+    check.fail(RSSM_INVALID_ARGUMENT, names.blockScale, "expected an absent tensor with %s, got one", dtypeName(dtype));
   }
   check.tensor(names.factor, w.factor, RSSM_FLOAT32, {experts, w.parts, kAny});
   if (check.ok() && w.factor.shape[2] != 1 && w.factor.shape[2] != w.rows) {
@@ -61,8 +61,9 @@ inline void checkPacked(Checker& check, const PackedNames& names, const rssm_pac
                static_cast<long long>(w.factor.shape[2]));
   }
   if (check.ok() && (reinterpret_cast<uintptr_t>(w.data.data) % kBulkAlignment != 0 ||
-                     reinterpret_cast<uintptr_t>(w.block_scale.data) % 4 != 0)) {
-    check.fail(RSSM_INVALID_ARGUMENT, names.data, "expected an address that is a multiple of %d bytes", kBulkAlignment);
+                     reinterpret_cast<uintptr_t>(w.block_scale.data) % kBulkAlignment != 0)) {
+    check.fail(RSSM_INVALID_ARGUMENT, names.data, "expected addresses that are multiples of %d bytes, got %p and %p",
+               kBulkAlignment, w.data.data, w.block_scale.data);
   }
 }
 

@@ -17,7 +17,8 @@ void checkLinear(Checker& check, const rssm_packed_linear_args& a) {
   check.aligned("x", a.x);
   check.contiguous("out", a.out, 1);
   if (check.ok() && !isAligned(a.out, 4)) {
-    check.fail(RSSM_INVALID_ARGUMENT, "out", "expected rows of whole 4 bytes");
+    check.fail(RSSM_INVALID_ARGUMENT, "out", "expected address and rows of whole 4 bytes, got %p and %lld elements",
+               a.out.data, static_cast<long long>(a.out.stride[0]));
   }
 }
 

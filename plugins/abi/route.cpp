@@ -35,7 +35,7 @@ void checkRoute(Checker& check, const rssm_route_args& a) {
   if (a.logits.shape[1] > 0) check.range("logits: B", a.logits.shape[0], 0, kMaxTokens / a.logits.shape[1]);
   if (a.bias.data != nullptr) {
     if (a.router == RSSM_ROUTER_SOFTMAX) {
-      check.fail(RSSM_INVALID_ARGUMENT, "bias", "expected an absent tensor with the softmax router");
+      check.fail(RSSM_INVALID_ARGUMENT, "bias", "expected an absent tensor with the softmax router, got one");
     }
     check.tensor("bias", a.bias, RSSM_FLOAT32, {experts});
     check.contiguous("bias", a.bias, 0);
