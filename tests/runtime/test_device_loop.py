@@ -9,7 +9,9 @@ import pytest
 
 from tests.runtime.fake_session import hash_model
 from tests.runtime.harness import DRAFTERS, VOCAB, Bench, PieceTokenizer, bench, noisy, scripted
+from trtllm_replayssm import LLM, SamplingParams
 from trtllm_replayssm.runtime.outputs import CompletionOutput
+from trtllm_replayssm.runtime.prefix.settings import PrefixConfig
 
 KINDS = DRAFTERS
 PROMPTS = ([1], [3, 4, 5], [2, 7, 2, 7, 2], list(range(1, 18)))
@@ -152,3 +154,37 @@ def test_a_cancelled_request_s_late_tokens_are_dropped() -> None:
     later = machine.add([1], max_tokens=20, end_id=-1)
     assert machine.run()[later].outputs[0].token_ids[:length] == output.outputs[0].token_ids
     assert machine.session.free_slots == 4
+
+
+@pytest.mark.parametrize(("kind", "outputs"), [("plain", True), ("ngram", True), ("mtp", False)])
+def test_a_prefix_cache_keeps_and_gives_what_it_would_without(kind: str, outputs: bool) -> None:
+    """Prompts that begin alike, and next turns that begin with an answer; ends at tokens, lengths and stop strings."""
+    results = []
+    for ahead in (False, True):
+        tokenizer = PieceTokenizer([bytes([97 + i]) for i in range(VOCAB)])
+        machine = bench(
+            kind, head_model=HEAD, ahead=ahead, tokenizer=tokenizer, max_seq_len=128, chunk=5,
+            prefix=PrefixConfig(block=4, budget=1 << 20, outputs=outputs),
+        )  # fmt: skip
+        found = []
+        for turn in range(3):
+            prompt = [2, 7, 2, 7, 2, 9, 9, 1, 4, 4, *range(1, 4 + turn)]
+            for extra in ({"stop_token_ids": [5]}, {"stop": ["c", "k"]}, {"temperature": 0.8, "seed": 1}):
+                first = machine.one(prompt, max_tokens=12, **extra)
+                found.append(answer(first))
+                found.append(answer(machine.one([*prompt, *first.token_ids, 3], max_tokens=6)))
+        results.append((found, machine.engine.stats.prefix.hits, machine.engine.stats.prefix.hit_tokens))
+        assert machine.session.free_slots == 4 and machine.engine.stats.prefix.hits > 3
+    assert results[0] == results[1]
+
+
+def test_everything_is_made_before_the_first_request() -> None:
+    machine = bench("plain", ahead=True)
+    made: list[str] = []
+    steps = machine.engine._steps
+    assert steps is not None
+    warm_up = steps.warm_up
+    steps.warm_up = lambda: (made.append("warm-up"), warm_up())[1]  # type: ignore[method-assign,func-returns-value]
+    with LLM.from_engine(machine.engine) as llm:
+        output = llm.generate([1, 2], SamplingParams(max_tokens=4, end_id=-1, detokenize=False), use_tqdm=False)
+    assert made == ["warm-up"] and output.outputs[0].length == 4  # type: ignore[union-attr]
