@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from trtllm_replayssm.ops import native_draw
 from trtllm_replayssm.runtime.device.entry import SamplingMode
 from trtllm_replayssm.runtime.device.philox import uniform
 from trtllm_replayssm.runtime.device.registers import BLOCK, SMALLEST_TEMPERATURE, Registers, whole_blocks
@@ -28,16 +27,11 @@ class Picked:
     finite: Tensor
 
 
-def pick(
-    logits: Tensor, registers: Registers, row: Tensor, mode: SamplingMode, *, native: bool = False
-) -> Picked:
+def pick(logits: Tensor, registers: Registers, row: Tensor, mode: SamplingMode) -> Picked:
     """A token for each position of logits [B, T, V] float32 of register rows [B].
 
-    Position t draws for absolute position length + t. mode: at least what the rows need. native: by one kernel, which
-    looks at each row's own settings.
+    Position t draws for absolute position length + t. mode: at least what the rows need.
     """
-    if native:
-        return Picked(*native_draw.draw(logits, row, registers.settings()))
     best, tokens = logits.max(-1)  # of equals the lowest id; NaN wins
     if mode is not SamplingMode.GREEDY:
         weights = weights_of(logits, best, registers, row, mode)

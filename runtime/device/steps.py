@@ -17,6 +17,7 @@ from trtllm_replayssm.errors import ContractError
 from trtllm_replayssm.ops.library import find_library
 from trtllm_replayssm.ops.native_draw import MAX_VOCAB
 from trtllm_replayssm.runtime.device.entry import DeviceEntry, RowReport, SamplingMode
+from trtllm_replayssm.runtime.device.native_step import NativeStep
 from trtllm_replayssm.runtime.device.ports import DraftPort, Graphs, StepPort
 from trtllm_replayssm.runtime.device.registers import Registers
 from trtllm_replayssm.runtime.device.step import DeviceStep
@@ -150,7 +151,8 @@ class DeviceSteps:
             if shape.batch not in self._ports:
                 self._ports[shape.batch] = self._make_step(shape.batch, width)
             port = self._ports[shape.batch]
-            step = DeviceStep(port, self.registers, self._drafter, shape.mode, native=self._native)
+            kind = NativeStep if self._native else DeviceStep
+            step = kind(port, self.registers, self._drafter, shape.mode)
             port.slot.fill_(-1)  # the runs before a capture are real
             run = self._graphs.captured(step.run) if shape.batch in self._recorded else step.run
             program = self._programs[shape] = _Program(step, run)

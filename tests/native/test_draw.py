@@ -11,9 +11,8 @@ import torch
 from tests.device.requests import entry, host_tokens
 from tests.native import harness
 from trtllm_replayssm.errors import ContractError
-from trtllm_replayssm.runtime.device.entry import SamplingMode
+from trtllm_replayssm.ops.native_draw import draw
 from trtllm_replayssm.runtime.device.registers import Registers
-from trtllm_replayssm.runtime.device.sampling import pick
 from trtllm_replayssm.runtime.sampling.params import SamplingParams
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(harness.unavailable() is not None, reason=str(harness.unavailable()))]
@@ -45,9 +44,9 @@ def registers(params: list[SamplingParams], seeds: list[int], length: int) -> Re
 
 def chosen(logits: torch.Tensor, params: list[SamplingParams], seeds: list[int], length: int) -> list[list[int]]:
     rows = torch.arange(len(params), device="cuda")
-    picked = pick(logits.cuda(), registers(params, seeds, length), rows, SamplingMode.FILTERED, native=True)
-    assert picked.finite.all()
-    return picked.tokens.tolist()
+    tokens, finite = draw(logits.cuda(), rows, registers(params, seeds, length).settings())
+    assert (finite == 1).all()
+    return tokens.tolist()
 
 
 @pytest.mark.parametrize("grain", [None, 0.25], ids=["distinct", "ties"])
@@ -83,12 +82,12 @@ def test_a_row_s_token_does_not_depend_on_its_batch_or_on_where_its_logits_lie()
     params = [SamplingParams(temperature=1.2, top_p=0.8)] * 6
     rows = torch.arange(6, device="cuda")
     made = registers(params, list(range(6)), 9)
-    whole = pick(logits, made, rows, SamplingMode.FILTERED, native=True).tokens
+    whole, _ = draw(logits, rows, made.settings())
     shifted = torch.zeros((6, 3, 2004), device="cuda")[..., 1:2002]
     shifted.copy_(logits)
-    assert (pick(shifted, made, rows, SamplingMode.FILTERED, native=True).tokens == whole).all()
+    assert (draw(shifted, rows, made.settings())[0] == whole).all()
     for i in range(6):
-        one = pick(logits[i : i + 1, :2], made, rows[i : i + 1], SamplingMode.FILTERED, native=True).tokens
+        one, _ = draw(logits[i : i + 1, :2], rows[i : i + 1], made.settings())
         assert (one == whole[i, :2]).all()
 
 
@@ -100,9 +99,9 @@ def test_rows_that_are_no_numbers_are_told_and_entries_out_of_range_do_no_harm()
     logits[3, 0, 3:] = -float("inf")
     made = registers([SamplingParams(temperature=1.0, top_p=0.5)] * 4, [1] * 4, 2)
     rows = torch.tensor([0, 1, 2, 3, -5, 1 << 40], device="cuda")
-    picked = pick(logits, made, rows, SamplingMode.FILTERED, native=True)
-    assert picked.finite[:, 0].tolist() == [False, False, False, True, True, True]
-    tokens = picked.tokens[:, 0]
+    tokens, finite = draw(logits, rows, made.settings())
+    assert finite[:, 0].tolist() == [0, 0, 0, 1, 1, 1]
+    tokens = tokens[:, 0]
     assert ((tokens >= 0) & (tokens < 1000)).all() and tokens[3] < 3 and tokens[4:].tolist() == [0, 0]
 
 
@@ -110,4 +109,4 @@ def test_logits_of_another_type_are_refused() -> None:
     made = registers([SamplingParams()], [1], 2)
     logits = torch.zeros((1, 1, 8), dtype=torch.bfloat16, device="cuda")
     with pytest.raises(ContractError, match="logits"):
-        pick(logits, made, torch.zeros(1, dtype=torch.int64, device="cuda"), SamplingMode.GREEDY, native=True)
+        draw(logits, torch.zeros(1, dtype=torch.int64, device="cuda"), made.settings())

@@ -13,7 +13,7 @@ MAX_VOCAB = 1 << 20
 
 
 def draw(logits: Tensor, row: Tensor, settings: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """Logits [B, T, V] float32 on CUDA and entries of settings [B] int64 -> tokens [B, T] int64, finite [B, T] bool.
+    """Logits [B, T, V] float32 on CUDA and entries of settings [B] int64 -> tokens [B, T] int64, finite [B, T] int32.
 
     settings [S + 1] by name: length, seed, top_k int64, temperature (0: argmax), top_p, min_p float32; what they and
     finite mean is in plugins/include/replayssm/draw.h. Position t draws for absolute position length + t. Nothing waits
@@ -22,4 +22,4 @@ def draw(logits: Tensor, row: Tensor, settings: dict[str, Tensor]) -> tuple[Tens
     tokens = torch.empty(logits.shape[:2], dtype=torch.int64, device=logits.device)
     finite = torch.empty(logits.shape[:2], dtype=torch.int32, device=logits.device)
     torch.ops.replayssm.draw(flags=0, logits=logits, row=row, **settings, tokens=tokens, finite=finite)
-    return tokens, finite != 0
+    return tokens, finite

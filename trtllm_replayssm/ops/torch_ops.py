@@ -122,6 +122,16 @@ ATTENTION = Signature.of("attention", "flags scale:float", f"{_STEP_ROWS} q keys
 DRAW = Signature.of(
     "draw", "flags", "logits row length seed temperature top_k top_p min_p", "tokens finite", like=None
 )
+STEP_INPUTS = Signature.of(
+    "step_inputs", "flags", "slot last room draft draft_count", "ids num_tokens row", like=None
+)
+STEP_OUTCOME = Signature.of(
+    "step_outcome",
+    "flags",
+    "slot num_tokens tokens finite count? draft stop_ids",
+    "last length room history? emitted report",
+    like=None,
+)
 
 
 def fill(struct: type[Any], tensors: dict[str, Tensor | None], **numbers: Any) -> Any:
@@ -237,3 +247,5 @@ _register(ACTIVATION, _without_workspace(_abi.ActivationArgs, "activation"))
 _register(ATTENTION_INPUTS, attention_inputs_call)
 _register(ATTENTION, attention_call)
 _register(DRAW, _without_workspace(_abi.DrawArgs, "draw"))
+_register(STEP_INPUTS, _without_workspace(_abi.StepInputsArgs, "step_inputs"))
+_register(STEP_OUTCOME, _without_workspace(_abi.StepOutcomeArgs, "step_outcome"))

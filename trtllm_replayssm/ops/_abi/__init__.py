@@ -31,7 +31,6 @@ from trtllm_replayssm.ops._abi.layers import (
     ActivationArgs,
     AttentionArgs,
     AttentionInputsArgs,
-    DrawArgs,
     Function,
     RmsNormArgs,
 )
@@ -49,6 +48,7 @@ from trtllm_replayssm.ops._abi.records import (
     tensor,
 )
 from trtllm_replayssm.ops._abi.slots import ClearStateArgs, ResetSlotsArgs, StateExportArgs, StateImportArgs
+from trtllm_replayssm.ops._abi.tokens import DrawArgs, StepInputsArgs, StepOutcomeArgs
 from trtllm_replayssm.ops._abi.update import UPDATE_PROGRAMMATIC_LAUNCH, CommitArgs, DecaySkipArgs, Kind, UpdateArgs
 
 __all__ = [
@@ -95,6 +95,8 @@ __all__ = [
     "StateExportArgs",
     "StateImportArgs",
     "Status",
+    "StepInputsArgs",
+    "StepOutcomeArgs",
     "Tensor",
     "UpdateArgs",
     "tensor",

@@ -1,4 +1,4 @@
-"""elementwise.h, attention.h, draw.h: what surrounds a layer's matrix products, attention, tokens from logits."""
+"""elementwise.h and attention.h: what surrounds the matrix products of a layer, and attention over KV slots."""
 
 from __future__ import annotations
 
@@ -60,13 +60,4 @@ class AttentionArgs(Args):
     _fields_ = fields(
         {"flags": ctypes.c_uint32, "scale": ctypes.c_float},
         "slot", "start", "num_tokens", "q", "keys", "values", "out",
-    )  # fmt: skip
-
-
-class DrawArgs(Args):
-    """rssm_draw_args: a token for each position, by its request's settings; see draw.h."""
-
-    _fields_ = fields(
-        {"flags": ctypes.c_uint32, "reserved": ctypes.c_int32},
-        "logits", "row", "length", "seed", "temperature", "top_k", "top_p", "min_p", "tokens", "finite",
     )  # fmt: skip

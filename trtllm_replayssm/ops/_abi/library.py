@@ -18,10 +18,11 @@ from trtllm_replayssm.errors import (
 from trtllm_replayssm.ops._abi.conventional import ConventionalArgs, ConventionalCommitArgs, RecoveryArgs
 from trtllm_replayssm.ops._abi.experts import ExpertsArgs, PackedLinearArgs, RouteArgs
 from trtllm_replayssm.ops._abi.inputs import Conv1dArgs, GatedRmsNormArgs, SsmInputsArgs
-from trtllm_replayssm.ops._abi.layers import ActivationArgs, AttentionArgs, AttentionInputsArgs, DrawArgs, RmsNormArgs
+from trtllm_replayssm.ops._abi.layers import ActivationArgs, AttentionArgs, AttentionInputsArgs, RmsNormArgs
 from trtllm_replayssm.ops._abi.prefill import PrefillArgs, PrefillCommitArgs
 from trtllm_replayssm.ops._abi.records import ABI_VERSION, Args, ErrorRecord, Status
 from trtllm_replayssm.ops._abi.slots import ClearStateArgs, ResetSlotsArgs, StateExportArgs, StateImportArgs
+from trtllm_replayssm.ops._abi.tokens import DrawArgs, StepInputsArgs, StepOutcomeArgs
 from trtllm_replayssm.ops._abi.update import CommitArgs, DecaySkipArgs, UpdateArgs
 
 TEXT_CHARS = 512  # of a launch in words
@@ -199,6 +200,14 @@ class Library:
     def packed_linear(self, args: PackedLinearArgs, stream: int) -> None:
         """Enqueue a dense product with packed weights on `stream`."""
         self._call("rssm_packed_linear", _sized(args), ctypes.c_void_p(stream))
+
+    def step_inputs(self, args: StepInputsArgs, stream: int) -> None:
+        """Enqueue a step's inputs on `stream`."""
+        self._call("rssm_step_inputs", _sized(args), ctypes.c_void_p(stream))
+
+    def step_outcome(self, args: StepOutcomeArgs, stream: int) -> None:
+        """Enqueue what follows from a step's tokens on `stream`."""
+        self._call("rssm_step_outcome", _sized(args), ctypes.c_void_p(stream))
 
     def reset_slots(self, args: ResetSlotsArgs, stream: int) -> None:
         """Enqueue the reset of the cursors of some slots on `stream`."""
