@@ -35,6 +35,8 @@ def open_session(*, recorded: bool, conventional: bool = False, slots: int = 4, 
     with Checkpoint.open(MODEL) as checkpoint:
         geometry = checkpoint.geometry
     pools = StatePools.allocate(geometry, replay, pool, conventional=conventional, device=torch.device("cuda"))
+    for cache in (t for kv in pools.kv.values() for t in kv.tensors()):
+        cache.zero_()  # the drafting head's are part of a slot's hash whether or not anything drafts
     graphs = EVERY_BATCH if recorded else None
     session = TorchSession(weights(MODEL, "cuda", ActivationDtype.BFLOAT16), pools, cuda_graphs=graphs)
     assert session._state_ops.native is not None
