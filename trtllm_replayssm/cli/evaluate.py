@@ -109,6 +109,7 @@ def _add_text_options(parser: argparse.ArgumentParser) -> None:
 
 def run_kl(arguments: argparse.Namespace) -> int:
     """Measure divergence by length."""
+    from trtllm_replayssm.config import MAX_STEP_TOKENS
     from trtllm_replayssm.runtime.evaluation.configurations import parse_configuration
     from trtllm_replayssm.runtime.evaluation.journal import Journal
     from trtllm_replayssm.runtime.evaluation.kl import run_divergence
@@ -125,7 +126,7 @@ def run_kl(arguments: argparse.Namespace) -> int:
     configurations = [parse_configuration(name, arguments.step_tokens) for name in named]
     model, streams = _open(arguments, seeds, arguments.prompt + lengths[-1] + 1)
     plan = Plan(
-        streams=tuple(streams), prompt=arguments.prompt, lengths=tuple(lengths), reference_step=arguments.step_tokens
+        streams=tuple(streams), prompt=arguments.prompt, lengths=tuple(lengths), reference_step=MAX_STEP_TOKENS
     )
     work = arguments.work or arguments.json.with_suffix(".work")
     header = describe_run(model, streams, arguments.prompt)
