@@ -6,6 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 Results = dict[str, Any]
+RATIOS = (
+    ("shared NVFP4: RTN / SR", "shared-nvfp4-rtn", "shared-nvfp4-sr"),
+    ("shared FP8: RTN / SR", "shared-fp8-rtn", "shared-fp8-sr"),
+    ("shared NVFP4 + SR / NVFP4 reads of float32", "shared-nvfp4-sr", "separate-nvfp4-fp32"),
+    ("NVFP4 reads: of FP16 + SR / of float32", "separate-nvfp4-fp16-sr", "separate-nvfp4-fp32"),
+    ("NVFP4 reads: of FP8 + SR / of float32", "separate-nvfp4-fp8-sr", "separate-nvfp4-fp32"),
+)
+GROWTHS = ("shared-nvfp4-sr", "shared-nvfp4-rtn", "shared-fp8-sr", "shared-fp8-rtn", "separate-nvfp4-fp32")
 
 
 def table(results: Results) -> list[str]:
@@ -25,7 +33,43 @@ def _kl(results: Results) -> list[str]:
     found = {(r["configuration"], r["length"]): "diverged" if r["kl"] is None else f"{r['kl']:.1e}" for r in rows}
     names = sorted({r["configuration"] for r in rows}, key=lambda n: (n.split("-L")[0], int(n.split("-L")[1])))
     body = [[name, *(found.get((name, n), "") for n in lengths)] for name in names]
-    return _markdown([results["meta"]["checkpoint"], *(f"N = {n}" for n in lengths)], body)
+    head = [results["meta"]["checkpoint"], *(f"N = {n}" for n in lengths)]
+    lines = _markdown(head, body)
+    for more in (_ratios(rows, lengths), _by_window(rows)):
+        lines += ["", *more] if more else []
+    return lines
+
+
+def _ratios(rows: Sequence[dict[str, Any]], lengths: Sequence[int]) -> list[str]:
+    """What the paper's claims are about, at L = 16: one configuration over another, and growth with length."""
+    kl = {(r["configuration"], r["length"]): r["kl"] for r in rows}
+
+    def ratio(above: Any, below: Any) -> str:
+        return f"{above / below:.2f}" if above and below and above > 0 and below > 0 else ""
+
+    body = []
+    for name, above, below in RATIOS:
+        cells = [ratio(kl.get((f"{above}-L16", n)), kl.get((f"{below}-L16", n))) for n in lengths]
+        body += [[name, *cells]] if any(cells) else []
+    for formats in GROWTHS:
+        first = kl.get((f"{formats}-L16", lengths[0]))
+        cells = [ratio(kl.get((f"{formats}-L16", n)), first) for n in lengths]
+        body += [[f"{formats}: growth since N = {lengths[0]}", *cells]] if any(cells[1:]) else []
+    return _markdown(["ratio of KL", *(f"N = {n}" for n in lengths)], body) if body else []
+
+
+def _by_window(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Divergence by window, at the longest length at which the most windows were measured."""
+    found: dict[int, dict[str, dict[int, float]]] = {}
+    for r in (r for r in rows if r["kl"] is not None):
+        found.setdefault(r["length"], {}).setdefault(r["formats"], {})[r["window"]] = r["kl"]
+    if not found:
+        return []
+    length = max(found, key=lambda n: (sum(len(w) for w in found[n].values() if len(w) > 1), n))
+    several = {formats: kl for formats, kl in found[length].items() if len(kl) > 1}
+    windows = sorted({w for kl in several.values() for w in kl})
+    body = [[f, *(f"{kl[w]:.1e}" if w in kl else "" for w in windows)] for f, kl in sorted(several.items())]
+    return _markdown([f"KL at N = {length}, by L", *map(str, windows)], body) if body else []
 
 
 def _drift(results: Results) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from tests.paths import ROOT
 from trtllm_replayssm.cli import main
 from trtllm_replayssm.errors import ConfigError
 from trtllm_replayssm.runtime.evaluation.results import read_results, write_results
+from trtllm_replayssm.runtime.evaluation.tables import table
 from trtllm_replayssm.runtime.evaluation.windows import SCENARIOS, accepted_tokens
 
 RESULTS = sorted((ROOT / "benchmarks" / "results").glob("eval_*.json"))
@@ -75,6 +77,22 @@ def test_the_page_shows_every_figure_and_only_files_that_exist() -> None:
 def test_the_page_has_the_table_of_every_result(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["eval", "table", str(path)]) == 0
     assert capsys.readouterr().out.strip() in PAGE.read_text(encoding="utf-8"), "print the table again"
+
+
+def test_tables_compare_what_was_measured_and_nothing_else() -> None:
+    def row(formats: str, window: int, length: int, kl: float | None) -> dict[str, Any]:
+        name = f"{formats}-L{window}"
+        return {"configuration": name, "formats": formats, "window": window, "length": length, "kl": kl}
+
+    meta, one = {"checkpoint": "c"}, [row("shared-nvfp4-sr", 16, 256, 2e-3)]
+    assert table({"what": "kl", "meta": meta, "rows": one})[2:] == ["| shared-nvfp4-sr-L16 | 2.0e-03 |"]
+    rows = [*one, row("shared-nvfp4-rtn", 16, 256, 1e-3), row("shared-nvfp4-sr", 4, 256, 8e-3)]
+    rows += [row("shared-nvfp4-sr", 16, 512, 6e-3), row("shared-nvfp4-rtn", 16, 512, None)]
+    text = "\n".join(table({"what": "kl", "meta": meta, "rows": rows}))
+    assert "| shared-nvfp4-rtn-L16 | 1.0e-03 | diverged |" in text
+    assert "| shared NVFP4: RTN / SR | 0.50 |  |" in text
+    assert "| shared-nvfp4-sr: growth since N = 256 | 1.00 | 3.00 |" in text and "FP8" not in text
+    assert "| KL at N = 256, by L | 4 | 16 |" in text and text.endswith("| shared-nvfp4-sr | 8.0e-03 | 2.0e-03 |")
 
 
 def test_simulated_acceptance_has_the_stated_chances() -> None:
