@@ -48,12 +48,15 @@ def _measure(
 ) -> None:  # fmt: skip
     path = files.run.with_name(f"{configuration.name}.pt")
     saved = usable_run(load_run(path), plan, missing)
-    run = ForcedDecoding(model, configuration.replay, plan.streams, plan.prompt, saved=saved)
+    # without random numbers the seeds of a text are one run
+    streams, row_of = (plan.streams, None) if configuration.stochastic else (plan.texts, plan.text_of_row)
+    text_of = plan.text_of_row if configuration.stochastic else list(range(len(streams)))
+    run = ForcedDecoding(model, configuration.replay, streams, plan.prompt, saved=saved)
     done = run.position - plan.prompt
     recent: dict[int, Tensor] = {}  # position -> divergence and extra loss of each row, [2, rows]
     for length in [n for n in plan.lengths if done < n <= missing[-1]]:
         window = plan.positions(length)
-        reference = torch.from_numpy(files.logprobs(length).copy()).to(model.device).transpose(0, 1)[plan.text_of_row]
+        reference = torch.from_numpy(files.logprobs(length).copy()).to(model.device).transpose(0, 1)[text_of]
         while done < length:
             logits = run.step(length - done)
             tokens = logits.shape[1]
@@ -65,9 +68,9 @@ def _measure(
             done += tokens
             progress(configuration.name, done, missing[-1])
         if length in missing:
-            exact = torch.from_numpy(files.states(length)).to(model.device)[:, plan.text_of_row]
+            exact = torch.from_numpy(files.states(length)).to(model.device)[:, text_of]
             error = relative_state_error(run.states(), exact)
-            kl, loss = torch.stack([recent[p] for p in window]).mean(0).cpu()
+            kl, loss = torch.stack([recent[p] for p in window]).mean(0)[:, row_of or slice(None)].cpu()
             journal.append(_row(configuration, length, kl, loss, error.cpu()))
             if keep_states:
                 run.save(path)

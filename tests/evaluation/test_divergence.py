@@ -91,6 +91,21 @@ def test_wide_steps_change_no_result(name: str, tmp_path: Path) -> None:
         assert np.allclose(a["state_error"], b["state_error"], rtol=0.01, atol=1e-6)
 
 
+def test_seeds_of_a_text_share_its_reference(tmp_path: Path) -> None:
+    """Rows by text and seed: the reference decodes each text once, and so does a configuration that draws nothing."""
+    first, second = small_plan(small_model("nemotron-dense"), 16).streams
+    plan = Plan(streams=(first, replace(first, seed=9), second), prompt=PROMPT, lengths=(16,))
+    assert plan.texts == (first, second) and plan.text_of_row == [0, 0, 1]
+    names = ["shared-nvfp4-rtn-L4", "shared-nvfp4-sr-L4"]
+    nearest, drawn = (r["kl_by_row"] for r in measured(tmp_path / "all", "nemotron-dense", plan, names))
+    assert ReferenceFiles(tmp_path / "all").logprobs(16).shape[1] == 2
+    assert nearest[0] == nearest[1] != nearest[2] and drawn[0] != drawn[1]
+    for row, stream in enumerate(plan.streams):
+        alone = replace(plan, streams=(stream,))
+        found = [r["kl_by_row"][0] for r in measured(tmp_path / str(row), "nemotron-dense", alone, names)]
+        assert found == pytest.approx([nearest[row], drawn[row]], rel=1e-3)
+
+
 class _StoppedError(Exception):
     pass
 
