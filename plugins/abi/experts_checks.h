@@ -46,11 +46,12 @@ inline void checkPacked(Checker& check, const PackedNames& names, const rssm_pac
                dtypeName(dtype));
     return;
   }
-  const int64_t tiles = tilesOf(w), blocks = ceilDiv(w.columns, kLayoutColumns);
-  check.tensor(names.data, w.data, dtype, {experts, tiles, blocks, kTileRows * kLayoutColumns});
+  const int64_t groups = ceilDiv(tilesOf(w), kLayoutTiles), blocks = ceilDiv(w.columns, kLayoutColumns);
+  constexpr int64_t kRows = kLayoutTiles * kTileRows;
+  check.tensor(names.data, w.data, dtype, {experts, groups, blocks, kRows * kLayoutColumns});
   check.contiguous(names.data, w.data, 0);
   if (dtype == RSSM_FLOAT4_E2M1) {
-    check.tensor(names.blockScale, w.block_scale, RSSM_FLOAT8_E4M3, {experts, tiles, blocks, kLayoutColumns});
+    check.tensor(names.blockScale, w.block_scale, RSSM_FLOAT8_E4M3, {experts, groups, blocks, kLayoutTiles * kLayoutColumns});
     check.contiguous(names.blockScale, w.block_scale, 0);
   } else if (w.block_scale.data != nullptr) {
     check.fail(RSSM_INVALID_ARGUMENT, names.blockScale, "expected an absent tensor with %s, got one", dtypeName(dtype));

@@ -12,13 +12,14 @@ import zlib
 import torch
 from torch import Tensor
 
+from trtllm_replayssm.dtypes import FP4_BLOCK
 from trtllm_replayssm.models import model_of
 from trtllm_replayssm.ops.native_experts import ExpertStacks, PackedStack
 from trtllm_replayssm.params import ParamRole
 from trtllm_replayssm.runtime.session.torch_weights import TorchWeights
 from trtllm_replayssm.shapes import ModelGeometry
 from trtllm_replayssm.weights.matrix import MatrixFormat
-from trtllm_replayssm.weights.packing import BLOCK_COLUMNS, TILE_ROWS
+from trtllm_replayssm.weights.packing import BLOCK_COLUMNS, GROUP_ROWS
 from trtllm_replayssm.weights.precision_maps import published_format
 from trtllm_replayssm.weights.random_values import FP4_MEAN_SQUARE, VECTOR_NOISE, unit_scale, vector_centre
 
@@ -73,12 +74,14 @@ class RandomWeights(TorchWeights):
     def _packed_noise(self, name: str, parts: int) -> PackedStack:
         experts, rows, columns = self._specs[name].shape
         kind, generator = self.format_of(name), self._generator(name)
-        tiles, blocks = -(-rows * parts // TILE_ROWS), -(-columns // BLOCK_COLUMNS)
-        shape, scale = (experts, tiles, blocks, TILE_ROWS * BLOCK_COLUMNS), None
+        groups, blocks = -(-rows * parts // GROUP_ROWS), -(-columns // BLOCK_COLUMNS)
+        shape, scale = (experts, groups, blocks, GROUP_ROWS * BLOCK_COLUMNS), None
         if kind is MatrixFormat.NVFP4:
             data = torch.empty((*shape[:-1], shape[-1] // 2), dtype=torch.uint8, device=self._device)
             data.random_(0, 256, generator=generator)
-            scale = torch.full((*shape[:-1], BLOCK_COLUMNS), 1.0, device=self._device).to(torch.float8_e4m3fn)
+            scale = torch.full((*shape[:-1], GROUP_ROWS * BLOCK_COLUMNS // FP4_BLOCK), 1.0, device=self._device).to(
+                torch.float8_e4m3fn
+            )
             size = unit_scale(columns, FP4_MEAN_SQUARE)
         else:
             data, size = self._noise(name, shape, torch.bfloat16), unit_scale(columns)

@@ -14,7 +14,7 @@ import pytest
 
 from trtllm_replayssm.errors import ContractError
 from trtllm_replayssm.weights.matrix import DenseMatrix, Fp8Matrix, Matrix, MatrixFormat, Nvfp4Matrix
-from trtllm_replayssm.weights.packing import BLOCK_COLUMNS, TILE_ROWS, PackedMatrix, pack
+from trtllm_replayssm.weights.packing import BLOCK_COLUMNS, GROUP_TILES, TILE_ROWS, PackedMatrix, pack
 
 E4M3 = ml_dtypes.float8_e4m3fn
 TURNS = ((0, 0), (0, 4), (0, 10), (1, 2), (1, 6), (1, 12), (2, 8), (2, 14))
@@ -29,24 +29,34 @@ def turned(word: Any, bits: int) -> Any:
     return (word >> np.uint64(bits) | word << np.uint64(32 - bits)).astype(np.uint32)
 
 
+def tiles_of(grouped: Any, steps: int) -> Any:
+    """[groups, blocks, steps x tiles x bytes] -> [tiles, blocks, steps x bytes]."""
+    groups, blocks, _ = grouped.shape
+    split = grouped.reshape(groups, blocks, steps, GROUP_TILES, -1).transpose(0, 3, 1, 2, 4)
+    return np.ascontiguousarray(split).reshape(groups * GROUP_TILES, blocks, -1)
+
+
 def nvfp4_operands(packed: PackedMatrix) -> Any:
     """[tiles, blocks, half, lane, instruction, operand register, element] of the weights, the row factor excepted."""
-    tiles, blocks, _ = packed.data.shape
-    words = packed.data.reshape(tiles, blocks, 2, 32, 2, 8).view(np.uint32)  # [..., sub-step, word]
+    data = tiles_of(packed.data, 1)
+    tiles, blocks, _ = data.shape
+    words = data.reshape(tiles, blocks, 2, 32, 2, 8).view(np.uint32)  # [..., sub-step, word]
     rest = words[..., 0] & np.uint32(0x60306030) | words[..., 1] & np.uint32(0x9FCF9FCF)
     sources = (words[..., 0], words[..., 1], rest)
     registers = np.stack([turned(sources[source], turn) & np.uint32(0x81C081C0) for source, turn in TURNS], axis=-1)
     codes = np.stack([bfloat16(registers & 0xFFFF), bfloat16(registers >> 16)], axis=-1) * 2.0**126
     assert packed.block_scale is not None
-    scales = packed.block_scale.reshape(tiles, blocks, 32, 2, 2).view(E4M3).astype(np.float64)  # [..., row, half]
+    codes_of_scales = tiles_of(packed.block_scale, 1).reshape(tiles, blocks, 32, 2, 2)  # [..., row, half]
+    scales = codes_of_scales.view(E4M3).astype(np.float64)
     by_register = scales[:, :, :, [0, 1, 0, 1, 0, 1, 0, 1], :]
     product = codes * np.moveaxis(by_register, -1, 2)[:, :, :, :, None, :, None]
     return product.reshape(tiles, blocks, 2, 32, 4, 4, 2)
 
 
 def fp8_operands(packed: PackedMatrix) -> Any:
-    tiles, blocks, _ = packed.data.shape
-    words = packed.data.reshape(tiles, blocks, 2, 2, 32, 2, 2, 4).view(E4M3).astype(np.float64)
+    data = tiles_of(packed.data, 2)
+    tiles, blocks, _ = data.shape
+    words = data.reshape(tiles, blocks, 2, 2, 32, 2, 2, 4).view(E4M3).astype(np.float64)
     # axes: half, piece, lane, instruction, row, byte; a register of a row is bytes 1 and 3, then 0 and 2
     pairs = words[..., [[1, 3], [0, 2]]]
     ordered = pairs.transpose(0, 1, 2, 4, 3, 5, 7, 6, 8)  # half, lane, piece, instruction, pair, row, element
@@ -54,8 +64,9 @@ def fp8_operands(packed: PackedMatrix) -> Any:
 
 
 def bfloat16_operands(packed: PackedMatrix) -> Any:
-    tiles, blocks, _ = packed.data.shape
-    values = bfloat16(packed.data.view(np.uint16)).reshape(tiles, blocks, 2, 4, 32, 4, 2)
+    data = tiles_of(packed.data, 2)
+    tiles, blocks, _ = data.shape
+    values = bfloat16(data.view(np.uint16)).reshape(tiles, blocks, 2, 4, 32, 4, 2)
     return values.transpose(0, 1, 2, 4, 3, 5, 6)
 
 

@@ -26,7 +26,7 @@ from trtllm_replayssm.ops.layer_state import StepRows
 from trtllm_replayssm.ops.native_experts import ExpertStacks, PackedStack
 from trtllm_replayssm.shapes import MoeShape, Router
 
-TILE_ROWS, BLOCK_COLUMNS = 16, 128
+GROUP_ROWS, BLOCK_COLUMNS, FP4_BLOCK = 128, 128, 16
 ROUNDS = 9
 LAUNCHES = 4  # of a captured graph; one layer's weights are many times the L2
 
@@ -56,11 +56,13 @@ FORMATS = {"nvfp4": torch.uint8, "fp8": torch.float8_e4m3fn, "bf16": torch.bfloa
 
 def random_stack(kind: str, experts: int, rows: int, parts: int, columns: int) -> PackedStack:
     """Random elements of any of the formats, as packed matrices have them, of a size that keeps products small."""
-    shape = (experts, -(-rows * parts // TILE_ROWS), -(-columns // BLOCK_COLUMNS), TILE_ROWS * BLOCK_COLUMNS)
+    shape = (experts, -(-rows * parts // GROUP_ROWS), -(-columns // BLOCK_COLUMNS), GROUP_ROWS * BLOCK_COLUMNS)
     scale = None
     if kind == "nvfp4":
         data = torch.randint(0, 256, (*shape[:-1], shape[-1] // 2), dtype=torch.uint8, device="cuda")
-        codes = torch.randint(0x30, 0x40, (*shape[:-1], BLOCK_COLUMNS), dtype=torch.uint8, device="cuda")
+        codes = torch.randint(
+            0x30, 0x40, (*shape[:-1], GROUP_ROWS * BLOCK_COLUMNS // FP4_BLOCK), dtype=torch.uint8, device="cuda"
+        )
         scale = codes.view(torch.float8_e4m3fn)
     else:
         data = torch.randn(shape, dtype=torch.bfloat16, device="cuda").to(FORMATS[kind])

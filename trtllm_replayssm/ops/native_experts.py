@@ -25,7 +25,7 @@ _ROUTERS = {Router.SOFTMAX: _abi.RouterKind.SOFTMAX, Router.SIGMOID_BIAS: _abi.R
 class PackedStack:
     """Matrices [rows, columns] of E experts, `parts` of each (gate and up: 2) packed as one.
 
-    data: [E, tiles, blocks, ...] uint8 (NVFP4), E4M3 or bfloat16; block_scale: [E, tiles, blocks, 128] E4M3 or None;
+    data: [E, groups, blocks, ...] uint8 (NVFP4), E4M3 or bfloat16; block_scale: [E, groups, blocks, 1024] E4M3 or None;
     factor: [E, parts, 1 | rows] float32.
     """
 

@@ -52,7 +52,7 @@ _LINEAR = _Operation("packed_linear", (("rows", "int"),), ("x", "data", "block_s
 
 
 def _packed(rows: int, columns: int, data: Tensor, block_scale: Tensor | None, factor: Tensor) -> _abi.PackedWeights:
-    """The struct of a stack: data [E, tiles, blocks, ...] uint8 (NVFP4), E4M3 or bfloat16; factor [E, parts, ...]."""
+    """The struct of a stack: data [E, groups, blocks, ...] uint8 (NVFP4), E4M3 or bfloat16; factor [E, parts, ...]."""
     parts = factor.shape[1]
     return _abi.PackedWeights(
         rows=rows, columns=columns, parts=parts, data=view(data), block_scale=view(block_scale), factor=view(factor)

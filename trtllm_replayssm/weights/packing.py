@@ -1,9 +1,9 @@
 """Matrices in the order in which the native kernels of the routed experts read them: bytes and bits move, values stay.
 
-A packed matrix is tiles of 16 rows by blocks of 128 columns, both padded with zeros. Within a block each of the 32
-lanes (g = lane // 4, c = lane % 4) owns, of each 64 columns, the 16 from 16 c on of fragment rows g and g + 8. Fragment
-row g is row 2 g of the tile and g + 8 row 2 g + 1; of a gate and an up matrix packed as one, row g is gate row
-8 tile + g and g + 8 the up row of that number. plugins/kernels/experts/README.md draws it.
+A packed matrix is groups of eight tiles of 16 rows by blocks of 128 columns, both padded with zeros. Within a tile's
+columns each of the 32 lanes (g = lane // 4, c = lane % 4) owns, of each 64 columns, the 16 from 16 c on of fragment
+rows g and g + 8. Fragment row g is row 2 g of the tile and g + 8 row 2 g + 1; of a gate and an up matrix packed as one,
+row g is gate row 8 tile + g and g + 8 the up row of that number. plugins/kernels/experts/README.md draws it.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from trtllm_replayssm.errors import ContractError
 from trtllm_replayssm.weights.matrix import DenseMatrix, Fp8Matrix, Matrix, MatrixFormat, Nvfp4Matrix
 
 TILE_ROWS = 16
+GROUP_TILES = 8
+GROUP_ROWS = GROUP_TILES * TILE_ROWS
 BLOCK_COLUMNS = 128
 _LANES = 32
 
@@ -32,7 +34,7 @@ _CODE_BITS = (6, 7, 8, 15)  # of a bfloat16, for the bits of an E2M1 code
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedMatrix:
-    """data: [tiles, blocks, bytes] uint8; block_scale: [tiles, blocks, 128] E4M3 bytes as uint8 (NVFP4) or None;
+    """data: [groups, blocks, bytes] uint8; block_scale: [groups, blocks, 1024] E4M3 bytes as uint8 (NVFP4) or None;
     factor: [parts, 1 | rows] float32; rows: of one part; columns: before padding.
     """
 
@@ -76,10 +78,10 @@ def pack(parts: tuple[Matrix, ...]) -> PackedMatrix:
 
 
 def _fragment_rows(parts: list[NDArray[Any]], block: int) -> NDArray[Any]:
-    """[N, n] of each part -> [tiles, 2, 8, blocks, block]: rows in fragment order, padded with zeros."""
+    """[N, n] of each part -> [tiles, 2, 8, blocks, block]: rows in fragment order, whole groups, padded with zeros."""
     rows, width = parts[0].shape
     own = TILE_ROWS // len(parts)  # rows of a part in a tile
-    tiles, blocks = -(-rows // own), -(-width // block)
+    tiles, blocks = -(-rows // (own * GROUP_TILES)) * GROUP_TILES, -(-width // block)
     padded = np.zeros((len(parts), tiles * own, blocks * block), dtype=parts[0].dtype)
     for i, part in enumerate(parts):
         padded[i, :rows, :width] = part
@@ -91,7 +93,7 @@ def _fragment_rows(parts: list[NDArray[Any]], block: int) -> NDArray[Any]:
 
 
 def _pack_codes(rows: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """[tiles, 2, 8, blocks, 64] bytes of two codes -> [tiles, blocks, 1024]."""
+    """[tiles, 2, 8, blocks, 64] bytes of two codes -> [groups, blocks, 8192]."""
     tiles, _, _, blocks, _ = rows.shape
     # axes: tile, upper or lower row, g, block, 64 columns, c, 8 columns, byte
     split = rows.reshape(tiles, 2, 8, blocks, 2, 4, 2, 4)
@@ -100,7 +102,16 @@ def _pack_codes(rows: NDArray[np.uint8]) -> NDArray[np.uint8]:
     words = np.zeros(len(lanes), dtype=np.uint64)
     for byte in range(8):
         words |= table[byte][lanes[:, byte]]
-    return words.view(np.uint8).reshape(tiles, blocks, -1)
+    return _grouped(words.view(np.uint8).reshape(tiles, blocks, 1, -1))
+
+
+def _grouped(tiles: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """[tiles, blocks, steps, bytes] -> [groups, blocks, steps x tiles of the group x bytes]: what a step needs lies
+    together.
+    """
+    count, blocks, steps, size = tiles.shape
+    split = tiles.reshape(count // GROUP_TILES, GROUP_TILES, blocks, steps, size)
+    return np.ascontiguousarray(split.transpose(0, 2, 3, 1, 4)).reshape(count // GROUP_TILES, blocks, -1)
 
 
 def _spread_table() -> NDArray[np.uint64]:
@@ -128,27 +139,27 @@ def _checked_scales(matrix: Nvfp4Matrix) -> NDArray[np.uint8]:
 
 
 def _pack_scales(rows: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """[tiles, 2, 8, blocks, 8] -> [tiles, blocks, 128]: a lane has (g, half 0), (g, 1), (g + 8, 0), (g + 8, 1)."""
+    """[tiles, 2, 8, blocks, 8] -> [groups, blocks, 1024]: a lane has (g, half 0), (g, 1), (g + 8, 0), (g + 8, 1)."""
     tiles, _, _, blocks, _ = rows.shape
     split = rows.reshape(tiles, 2, 8, blocks, 2, 4)
-    return np.ascontiguousarray(split.transpose(0, 3, 2, 5, 1, 4)).reshape(tiles, blocks, 4 * _LANES)
+    return _grouped(np.ascontiguousarray(split.transpose(0, 3, 2, 5, 1, 4)).reshape(tiles, blocks, 1, 4 * _LANES))
 
 
 def _pack_bytes(rows: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """[tiles, 2, 8, blocks, 128] E4M3 -> [tiles, blocks, 2048]: four columns a word, in the order 2, 0, 3, 1."""
+    """[tiles, 2, 8, blocks, 128] E4M3 -> [groups, blocks, 16384]: four columns a word, in the order 2, 0, 3, 1."""
     tiles, _, _, blocks, _ = rows.shape
     # axes: tile, upper or lower row, g, block, 64 columns, c, 8 columns, instruction, column
     split = rows.reshape(tiles, 2, 8, blocks, 2, 4, 2, 2, 4)[..., [2, 0, 3, 1]]
-    return np.ascontiguousarray(split.transpose(0, 3, 4, 6, 2, 5, 7, 1, 8)).reshape(tiles, blocks, -1)
+    return _grouped(np.ascontiguousarray(split.transpose(0, 3, 4, 6, 2, 5, 7, 1, 8)).reshape(tiles, blocks, 2, -1))
 
 
 def _pack_halves(rows: NDArray[np.uint16]) -> NDArray[np.uint8]:
-    """[tiles, 2, 8, blocks, 128] bfloat16 bits -> [tiles, blocks, 4096]: the operands of an instruction a lane."""
+    """[tiles, 2, 8, blocks, 128] bfloat16 bits -> [groups, blocks, 32768]: the operands of an instruction a lane."""
     tiles, _, _, blocks, _ = rows.shape
     # axes: tile, upper or lower row, g, block, 64 columns, c, instruction, pair, column
     split = rows.reshape(tiles, 2, 8, blocks, 2, 4, 4, 2, 2)
     ordered = np.ascontiguousarray(split.transpose(0, 3, 4, 6, 2, 5, 7, 1, 8))
-    return ordered.view(np.uint8).reshape(tiles, blocks, -1)
+    return _grouped(ordered.view(np.uint8).reshape(tiles, blocks, 2, -1))
 
 
 def _error(argument: str, expected: object, got: object) -> ContractError:

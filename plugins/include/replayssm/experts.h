@@ -23,15 +23,15 @@ extern "C" {
 /* The first launch with programmatic stream serialisation; it waits on the device before it reads activations. */
 enum { RSSM_EXPERTS_PROGRAMMATIC_LAUNCH = 1 };
 
-/* E matrices [rows, columns] in the order of kernels/experts/README.md: tiles of 16 rows by blocks of 128 columns. */
+/* E matrices [rows, columns] in the order of kernels/experts/README.md: groups of 128 rows by blocks of 128 columns. */
 typedef struct rssm_packed_weights {
   int32_t rows;             /* M: output channels, of one part; even where there is one */
   int32_t columns;          /* K, a multiple of 8 */
   int32_t parts;            /* 1; 2: gate and up, interleaved row by row */
   int32_t reserved;
-  rssm_tensor data;         /* [E, tiles, blocks, 2048] float4_e2m1 | float8_e4m3 | bfloat16, contiguous;
-                               tiles = ceil(M parts / 16), blocks = ceil(K / 128) */
-  rssm_tensor block_scale;  /* float4_e2m1: [E, tiles, blocks, 128] float8_e4m3, contiguous; otherwise absent */
+  rssm_tensor data;         /* [E, groups, blocks, 16384] float4_e2m1 | float8_e4m3 | bfloat16, contiguous;
+                               groups = ceil(M parts / 128), blocks = ceil(K / 128) */
+  rssm_tensor block_scale;  /* float4_e2m1: [E, groups, blocks, 1024] float8_e4m3, contiguous; otherwise absent */
   rssm_tensor factor;       /* [E, parts, 1 or M] float32: multiplies the product's rows */
 } rssm_packed_weights;
 

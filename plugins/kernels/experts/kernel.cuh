@@ -14,7 +14,7 @@ namespace replayssm {
 
 // Two instructions deep: 32 columns of the step times all tokens.
 template <class T, int kSub, int kRows, int kTiles>
-__device__ __forceinline__ void subStep(float (&sum)[kWarpTiles][kTiles][4],
+__device__ __forceinline__ void subStep(float (&sum)[T::kWarpTiles][kTiles][4],
                                         const typename T::Format (&tile)[kRows], uint32_t tokens) {
   uint32_t a[kRows][2][4];
 #pragma unroll
@@ -29,25 +29,28 @@ __device__ __forceinline__ void subStep(float (&sum)[kWarpTiles][kTiles][4],
   }
 }
 
-// One stage: kRows tiles of this warp, whose part begins at `weights`, times all tokens.
+// One stage: the first kRows tiles of this warp times all tokens.
 template <class T, int kRows, int kTiles>
-__device__ __forceinline__ void consume(float (&sum)[kWarpTiles][kTiles][4], uint32_t weights, uint32_t tokens) {
+__device__ __forceinline__ void consume(float (&sum)[T::kWarpTiles][kTiles][4], uint32_t stage) {
   using Format = typename T::Format;
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  const uint32_t own = tokens + lane / 4 * T::kTokenBytes + lane % 4 * 32;
-  const uint32_t pieces = weights + lane * 16, scales = weights + kWarpTiles * T::kTileBytes + lane * 4;
+  const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
+  const uint32_t own = stage + T::kWeightBytes + lane / 4 * T::kTokenBytes + lane % 4 * 32;
+  const uint32_t pieces = stage + warp * T::kTileBytes + lane * 16;
+  const uint32_t scales = stage + T::kElementBytes + warp * T::kScaleTileBytes + lane * 4;
   Format tile[kRows];
 #pragma unroll
-  for (int i = 0; i < kRows; ++i) tile[i].loadFirst(pieces + i * T::kTileBytes, scales + i * T::kScaleTileBytes);
+  for (int i = 0; i < kRows; ++i) {
+    tile[i].loadFirst(pieces + i * T::kWarps * T::kTileBytes, scales + i * T::kWarps * T::kScaleTileBytes);
+  }
   subStep<T, 0>(sum, tile, own);
   if constexpr (Format::kStepColumns == 64) {
 #pragma unroll
-    for (int i = 0; i < kRows; ++i) tile[i].loadSecond(pieces + i * T::kTileBytes);
+    for (int i = 0; i < kRows; ++i) tile[i].loadSecond(pieces + i * T::kWarps * T::kTileBytes);
   }
   subStep<T, 1>(sum, tile, own);
   if constexpr (Format::kStepColumns == 128) {
 #pragma unroll
-    for (int i = 0; i < kRows; ++i) tile[i].loadSecond(pieces + i * T::kTileBytes);
+    for (int i = 0; i < kRows; ++i) tile[i].loadSecond(pieces + i * T::kWarps * T::kTileBytes);
     subStep<T, 2>(sum, tile, own);
     subStep<T, 3>(sum, tile, own);
   }
@@ -100,25 +103,24 @@ template <class T, int kTiles>
 __device__ __forceinline__ void runRound(const GroupedParams& p, BlockState& state, const Round& round, uint32_t ring,
                                          Cursor& cursor) {
   const int warp = static_cast<int>(threadIdx.x) / 32;
-  const uint32_t own = ring + static_cast<uint32_t>(warp) * T::kWarpBytes;
-  const bool both = T::tileOf(round.round, warp, 1) < p.tiles;
-  float sum[kWarpTiles][kTiles][4] = {};
+  // A last round of few tiles: half as many.
+  const bool many = T::tileOf(round.round, warp, T::kWarpTiles / 2) < p.tiles;
+  float sum[T::kWarpTiles][kTiles][4] = {};
 #pragma unroll 1
   for (int step = 0; step < p.steps; ++step) {
     barrierWait(sharedAddress(&state.full[cursor.stage]), cursor.parity);
-    const uint32_t stage = static_cast<uint32_t>(cursor.stage * p.stageBytes);
-    const uint32_t tokens = ring + stage + T::kWeightBytes;
-    if (both) {
-      consume<T, 2>(sum, own + stage, tokens);
+    const uint32_t stage = ring + static_cast<uint32_t>(cursor.stage * p.stageBytes);
+    if (many) {
+      consume<T, T::kWarpTiles>(sum, stage);
     } else {
-      consume<T, 1>(sum, own + stage, tokens);
+      consume<T, T::kWarpTiles / 2>(sum, stage);
     }
     __syncwarp();
     if (threadIdx.x % 32 == 0) barrierArrive(sharedAddress(&state.empty[cursor.stage]));
     cursor.advance(p.stages);
   }
 #pragma unroll
-  for (int i = 0; i < kWarpTiles; ++i) {
+  for (int i = 0; i < T::kWarpTiles; ++i) {
     const int tile = T::tileOf(round.round, warp, i);
     if (tile < p.tiles) storeTile<typename T::Format, kTiles>(p, round, tile, sum[i]);
   }

@@ -22,6 +22,7 @@ constexpr int kTileRows = 16;         // rows of a packed tile: the matrix instr
 constexpr int kMaxPassTokens = 64;    // tokens of one pass over an expert's weights
 constexpr int kMaxExperts = 1024;
 constexpr int kLayoutColumns = 128;   // K is padded to whole blocks of as many columns
+constexpr int kLayoutTiles = 8;       // rows to whole groups of as many tiles
 
 // One pass over the weights of one expert. `cost` sums up the passes before it.
 struct ExpertEntry {
@@ -50,8 +51,8 @@ struct PlanParams {
 struct GroupedParams {
   WeightFormat format;
   ExpertEpilogue epilogue;
-  const uint8_t* weights;      // [experts, tiles, blocks, bytes of a tile block]
-  const uint8_t* blockScales;  // NVFP4: [experts, tiles, blocks, 128]
+  const uint8_t* weights;      // [experts, groups of tiles, steps, tiles of a group, bytes]
+  const uint8_t* blockScales;  // NVFP4: [experts, groups of tiles, steps, tiles of a group, 128]
   const float* factor;         // [experts, parts, 1 | rows]
   int64_t factorExpert, factorPart, factorRow;  // strides, elements
   int32_t tiles, columns;      // of 16 rows; K before padding

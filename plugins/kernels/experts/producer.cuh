@@ -33,17 +33,24 @@ struct Cursor {
   }
 };
 
-// A lane copies the weights of one tile of the round and the columns of the tokens lane and lane + 32.
+// Sixteen bytes of which the last 16 - `valid` are zeros.
+__device__ __forceinline__ void pieceLoadPart(uint32_t target, const void* source, uint32_t valid) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(target), "l"(source), "r"(valid) : "memory");
+}
+
+// Weights come in bulk copies of a group of tiles, as many lanes as groups; tokens in pieces of 16 bytes by all lanes: a
+// bulk copy costs the engine too much for a token's few bytes.
 template <class T>
 struct Producer {
   using Format = typename T::Format;
+  static constexpr int kRowPieces = T::kColumnBytes / 16;
+  static constexpr int kRowsAtOnce = 32 / kRowPieces;
 
   const GroupedParams& p;
   BlockState& state;
-  int lane, index, round, step, first, count;
-  uint32_t stepBytes;    // of all weights of a step
-  int64_t block;         // tile and block of columns of this lane's copy, -1: none
-  const uint16_t* token[2];
+  int lane, index, round, step, first, count, groups;
+  int64_t block;     // group of tiles and step of this lane's copy
+  int32_t token[2];  // row of `in` of the tokens lane and lane + 32
 
   __device__ Producer(const GroupedParams& params, BlockState& blockState)
       : p(params), state(blockState), lane(static_cast<int>(threadIdx.x) % 32), index(state.run[0].index),
@@ -58,17 +65,13 @@ struct Producer {
     first = entry.first;
     count = entry.count;
     if (lane == 0) state.rounds[stage] = {entry.expert, first, count, round};
-    const int left = p.tiles - round * T::kRoundTiles;
-    const int tiles = left < T::kRoundTiles ? left : T::kRoundTiles;
-    stepBytes = static_cast<uint32_t>(tiles) * (T::kTileBytes + T::kScaleTileBytes);
-    block = -1;
-    if (lane < tiles && count > 0) {
-      block = (static_cast<int64_t>(entry.expert) * p.tiles + round * T::kRoundTiles + lane) * p.steps;
-    }
+    const int all = (p.tiles + kLayoutTiles - 1) / kLayoutTiles, left = all - round * T::kRoundGroups;
+    groups = left < T::kRoundGroups ? left : T::kRoundGroups;
+    block = (static_cast<int64_t>(entry.expert) * all + round * T::kRoundGroups + lane) * p.steps;
   }
   // To the next step, which goes to `stage`. Returns whether it begins a round.
   __device__ bool advance(int stage) {
-    if (block >= 0) ++block;
+    ++block;
     if (++step < p.steps) return false;
     step = 0;
     if (++round == p.rounds) {
@@ -79,15 +82,13 @@ struct Producer {
     return true;
   }
   __device__ void copyWeights(uint32_t target, uint32_t barrier) const {
-    if (lane == 0) barrierArriveExpect(barrier, stepBytes);
+    constexpr uint32_t kElements = kLayoutTiles * T::kTileBytes, kScales = kLayoutTiles * T::kScaleTileBytes;
+    if (lane == 0) barrierArriveExpect(barrier, static_cast<uint32_t>(groups) * (kElements + kScales));
     __syncwarp();
-    if (block < 0) return;
-    const int warp = lane % T::kWarps, i = lane / T::kWarps;
-    const uint32_t own = target + warp * T::kWarpBytes;
-    bulkLoad(own + i * T::kTileBytes, p.weights + block * T::kTileBytes, T::kTileBytes, barrier);
-    if constexpr (T::kScaleTileBytes > 0) {
-      bulkLoad(own + kWarpTiles * T::kTileBytes + i * T::kScaleTileBytes, p.blockScales + block * T::kScaleTileBytes,
-               T::kScaleTileBytes, barrier);
+    if (lane >= groups) return;
+    bulkLoad(target + lane * kElements, p.weights + block * kElements, kElements, barrier);
+    if constexpr (kScales > 0) {
+      bulkLoad(target + T::kElementBytes + lane * kScales, p.blockScales + block * kScales, kScales, barrier);
     }
   }
   // Where this lane's tokens lie; not before the predecessor has ended.
@@ -95,37 +96,25 @@ struct Producer {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int row = lane + 32 * i;
-      if (row >= count) continue;
-      const int64_t place = p.rowToken == nullptr ? first + row : p.rowToken[first + row];
-      token[i] = static_cast<const uint16_t*>(p.in) + place * p.inStride;
+      if (row < count) token[i] = p.rowToken == nullptr ? first + row : p.rowToken[first + row];
     }
   }
   // Columns beyond K become zeros. Tokens beyond the count stay what they are: they end in columns of the product that
   // nobody stores.
   __device__ void copyTokens(uint32_t target, uint32_t barrier) const {
-    const int left = (p.columns - step * Format::kStepColumns) * 2;
-    const int bytes = left < T::kColumnBytes ? (left > 0 ? left : 0) : T::kColumnBytes;
-    const uint32_t rows = target + T::kWeightBytes + lane * T::kTokenBytes;
-    if (bytes < T::kColumnBytes) clearTokens(rows, bytes);
-    if (lane == 0) barrierArriveExpect(barrier, static_cast<uint32_t>(count * bytes));
-    __syncwarp();
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      if (lane + 32 * i >= count || bytes == 0) continue;
-      bulkLoad(rows + i * 32 * T::kTokenBytes, token[i] + step * Format::kStepColumns, bytes, barrier);
+    const int piece = lane % kRowPieces;
+    const int left = (p.columns - step * Format::kStepColumns) * 2 - piece * 16;
+    const uint32_t valid = left >= 16 ? 16u : (left > 0 ? static_cast<uint32_t>(left) : 0u);
+    const auto* in = static_cast<const uint16_t*>(p.in) + (valid == 0 ? 0 : step * Format::kStepColumns + piece * 8);
+    const uint32_t at = target + T::kWeightBytes + piece * 16;
+    for (int begin = 0; begin < count; begin += kRowsAtOnce) {
+      const int row = begin + lane / kRowPieces;
+      const int32_t low = __shfl_sync(0xffffffffu, token[0], row % 32);
+      const int32_t high = __shfl_sync(0xffffffffu, token[1], row % 32);
+      const int64_t place = row < 32 ? low : high;
+      if (row < count) pieceLoadPart(at + row * T::kTokenBytes, in + place * p.inStride, valid);
     }
-  }
-  // HAZARD: ordinary stores to what bulk copies wrote and will write: fenced on both sides.
-  __device__ void clearTokens(uint32_t rows, int begin) const {
-    asyncProxyFence();
-    for (int i = 0; lane + 32 * i < count; ++i) {
-      for (int byte = begin; byte < T::kColumnBytes; byte += 16) {
-        const uint32_t at = rows + i * 32 * T::kTokenBytes + byte;
-        asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(at), "r"(0) : "memory");
-      }
-    }
-    asyncProxyFence();
-    __syncwarp();
+    loadsArrive(barrier);
   }
 };
 
@@ -155,9 +144,10 @@ __device__ __forceinline__ void produce(const GroupedParams& p, BlockState& stat
     barrierWait(sharedAddress(&state.empty[cursor.stage]), cursor.parity ^ 1);
     entered = producer.advance(cursor.stage);
   }
-  if (producer.lane == 0) {
-    for (int i = 0; i < kFullArrivals; ++i) barrierArrive(sharedAddress(&state.full[cursor.stage]));
-  }
+  const uint32_t last = sharedAddress(&state.full[cursor.stage]);
+  barrierArrive(last);
+  if (producer.lane == 0) barrierArrive(last);
+  loadsDrain();
 }
 
 }  // namespace replayssm

@@ -3,32 +3,34 @@
 #pragma once
 
 #include "formats.cuh"
+#include "params.h"
 
 namespace replayssm {
 
-constexpr int kWarpTiles = 2;     // of a warp in a round
 constexpr int kMostStages = 8;
-constexpr int kFullArrivals = 2;  // of a stage: weights and tokens
-constexpr int kTokenPad = 16;     // bytes behind a token's row of a stage: keeps the lanes' 16-byte loads off each other
+constexpr int kFullArrivals = 1 + 32;  // of a stage: the weights once, the tokens by every lane of the producer
+constexpr int kTokenPad = 16;  // bytes behind a token's row of a stage: keeps the lanes' 16-byte loads off each other
 
-// kMost_: tiles of 8 tokens of a pass. Up to 4 two blocks of 8 multiplying warps share a multiprocessor; the sums of
-// more tokens leave registers for one block of 11, and so do the stages of bfloat16 weights.
+// kMost_: tiles of 8 tokens of a pass. Up to 4 two blocks share a multiprocessor; the sums of more tokens leave
+// registers for one, and so do the stages of bfloat16 weights.
 template <class Format_, int kMost_>
 struct GroupedTraits {
   using Format = Format_;
   static constexpr int kMost = kMost_;
   static constexpr int kBlocks = kMost <= 4 && Format::kPieces <= 2 ? 2 : 1;
-  static constexpr int kWarps = kBlocks == 2 ? 8 : 11;  // that multiply; one more fills the ring
+  static constexpr int kWarps = 8;      // that multiply; one more fills the ring
+  static constexpr int kWarpTiles = 2;  // of a warp in a round
   static constexpr int kThreads = (kWarps + 1) * 32;
   static constexpr int kRoundTiles = kWarps * kWarpTiles;
-  static_assert(kRoundTiles <= 32, "a lane of the producer copies a tile");
+  static constexpr int kRoundGroups = kRoundTiles / kLayoutTiles;
+  static_assert(kRoundTiles % kLayoutTiles == 0, "a round is whole groups: few and large copies");
 
   static constexpr int kColumnBytes = Format::kStepColumns * 2;  // of a token's columns of a step
   static constexpr int kTokenBytes = kColumnBytes + kTokenPad;
   static constexpr int kTileBytes = Format::kPieces * kPieceBytes;
   static constexpr int kScaleTileBytes = Format::kScaleBytes * 32;
-  static constexpr int kWarpBytes = kWarpTiles * (kTileBytes + kScaleTileBytes);
-  static constexpr int kWeightBytes = kWarps * kWarpBytes;  // of a stage; the tokens follow
+  static constexpr int kElementBytes = kRoundTiles * kTileBytes;  // of a stage; the scales follow, then the tokens
+  static constexpr int kWeightBytes = kElementBytes + kRoundTiles * kScaleTileBytes;
 
   __host__ __device__ static constexpr int stageBytes(int tokens) { return kWeightBytes + tokens * kTokenBytes; }
 
