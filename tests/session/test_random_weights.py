@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.session.sessions import CPU, NAMES, checkpoint
+from tests.session.sessions import CPU, NAMES, checkpoint, weights
 from trtllm_replayssm.config import PoolConfig, ReplayConfig
 from trtllm_replayssm.dtypes import ActivationDtype
 from trtllm_replayssm.models import model_of
@@ -37,29 +37,42 @@ def test_values_depend_on_seed_and_name_but_not_on_order() -> None:
 
 def test_shapes_types_and_sizes() -> None:
     geometry = checkpoint("nemotron-moe").geometry
-    weights = made(geometry)
+    parameters = made(geometry)
     for spec in model_of(geometry).parameters(geometry):
         if spec.role is ParamRole.EXPERTS:
-            tensor = weights.expert(spec.name, spec.shape[0] - 1)
+            tensor = parameters.expert(spec.name, spec.shape[0] - 1)
             assert tensor.shape == spec.shape[1:] and tensor.dtype is torch.bfloat16
         elif spec.role in (ParamRole.LINEAR, ParamRole.EMBEDDING):
-            tensor = weights.matrix(spec.name)
+            tensor = parameters.matrix(spec.name)
             assert tensor.shape == spec.shape and tensor.dtype is torch.bfloat16
             assert 0.6 < float(tensor.float().square().mean().sqrt()) * spec.shape[-1] ** 0.5 < 1.4
         elif spec.role is ParamRole.ROUTER:
-            assert weights.matrix_float32(spec.name).dtype is torch.float32
+            assert parameters.matrix_float32(spec.name).dtype is torch.float32
         else:
-            tensor = weights.vector(spec.name)
+            tensor = parameters.vector(spec.name)
             norm = spec.name.endswith("norm.weight") or spec.name.endswith("norm_f.weight")
             assert tensor.dtype is torch.float32 and abs(float(tensor.mean()) - norm) < 0.1
 
 
 def test_a_slice_keeps_the_formats_of_its_layers() -> None:
     name = "nemotron-3-super-120b-a12b-nvfp4"
-    weights = made(slice_geometry(preset_geometry(name), (9, 17), mtp=False), first_layer=9)
-    assert weights.format_of("backbone.layers.0.mixer.in_proj.weight") is MatrixFormat.FP8
-    assert weights.format_of("backbone.layers.1.mixer.experts.up_proj") is MatrixFormat.NVFP4
-    assert weights.format_of("backbone.layers.7.mixer.q_proj.weight") is MatrixFormat.BF16
+    parameters = made(slice_geometry(preset_geometry(name), (9, 17), mtp=False), first_layer=9)
+    assert parameters.format_of("backbone.layers.0.mixer.in_proj.weight") is MatrixFormat.FP8
+    assert parameters.format_of("backbone.layers.1.mixer.experts.up_proj") is MatrixFormat.NVFP4
+    assert parameters.format_of("backbone.layers.7.mixer.q_proj.weight") is MatrixFormat.BF16
+
+
+@pytest.mark.parametrize("name", ["nemotron-moe", "qwen-moe"])
+def test_packed_experts_have_the_shapes_of_a_checkpoints(name: str) -> None:
+    geometry = checkpoint(name).geometry
+    assert geometry.moe is not None
+    prefix = next(n for n in checkpoint(name).names() if ".experts." in n).rpartition(".")[0]
+    random = made(geometry).expert_stacks(prefix, gated=geometry.moe.gated)
+    stored = weights(name, ActivationDtype.BFLOAT16).expert_stacks(prefix, gated=geometry.moe.gated)
+    for got, expected in ((random.up, stored.up), (random.down, stored.down)):
+        assert (got.rows, got.columns, got.parts) == (expected.rows, expected.columns, expected.parts)
+        assert got.factor.shape == expected.factor.shape
+        assert got.data.shape[:3] == expected.data.shape[:3]
 
 
 @pytest.mark.parametrize("name", NAMES)
