@@ -52,6 +52,12 @@ class StepContext:
         table = torch.stack([column.long() for column in columns], dim=1).tolist()
         return [HostRow(slot, count, start, bool(last)) for slot, count, start, last in table]
 
+    @cached_property
+    def int32_rows(self) -> dict[str, Tensor]:
+        """slot, start, num_tokens [B] int32, as the attention kernels take them."""
+        rows = self.rows
+        return {"slot": rows.slot_int32, "start": self.start.int(), "num_tokens": rows.num_tokens_int32}
+
     def positions(self) -> Tensor:
         """[B, T] absolute positions."""
         return self._positions

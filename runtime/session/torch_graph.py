@@ -10,6 +10,8 @@ from torch.nn import functional
 
 from trtllm_replayssm.graph import MoeNames
 from trtllm_replayssm.ops import native_experts
+from trtllm_replayssm.ops.native_layers import Function
+from trtllm_replayssm.runtime.session.native_layers import NativeLayers
 from trtllm_replayssm.runtime.session.step_context import Phase, StepContext
 from trtllm_replayssm.runtime.session.torch_moe import route, routed_experts
 from trtllm_replayssm.runtime.session.torch_state_ops import StateOps
@@ -28,6 +30,7 @@ class TorchGraph:
         self._state_ops = state_ops
         self._ctx = context
         self._poison = poison
+        self._layers = NativeLayers(context) if state_ops.native_heads else None
 
     def embedding(self, ids: Tensor, table: str) -> Tensor:
         rows = functional.embedding(ids, self._weights.matrix(table))
@@ -37,22 +40,27 @@ class TorchGraph:
         return functional.linear(x, self._weights.matrix(weight))
 
     def lm_head(self, x: Tensor, weight: str) -> Tensor:
-        return self.linear(x, weight).float()
+        if not x.is_cuda or x.dtype is torch.float32:
+            return functional.linear(x, self._weights.matrix(weight)).float()
+        # float32 sums as they are: no rounding, no second pass over [B, T, V]
+        rows = torch.mm(x.flatten(0, -2), self._weights.matrix(weight).t(), out_dtype=torch.float32)
+        logits: Tensor = rows.unflatten(0, x.shape[:-1])
+        return logits
 
     def add(self, a: Tensor, b: Tensor) -> Tensor:
-        return a + b
+        return a + b if self._layers is None else self._layers.add(a, b)
 
     def mul(self, a: Tensor, b: Tensor) -> Tensor:
-        return a * b
+        return a * b if self._layers is None else self._layers.mul(a, b)
 
     def silu(self, x: Tensor) -> Tensor:
-        return functional.silu(x)
+        return functional.silu(x) if self._layers is None else self._layers.activation(Function.SILU, x)
 
     def sigmoid(self, x: Tensor) -> Tensor:
-        return x.sigmoid()
+        return x.sigmoid() if self._layers is None else self._layers.activation(Function.SIGMOID, x)
 
     def relu2(self, x: Tensor) -> Tensor:
-        return functional.relu(x).square()
+        return functional.relu(x).square() if self._layers is None else self._layers.relu2(x)
 
     def concat(self, parts: Sequence[Tensor]) -> Tensor:
         return torch.cat(list(parts), dim=-1)
@@ -68,6 +76,9 @@ class TorchGraph:
         return x.flatten(-2)
 
     def rms_norm(self, x: Tensor, weight: str, eps: float, *, unit_offset: bool) -> Tensor:
+        if self._layers is not None:
+            norm = self._layers.head_norm if x.dim() == 4 else self._layers.rms_norm
+            return norm(x, self._weights.vector(weight), eps, unit_offset=unit_offset)
         scale = self._weights.vector(weight) + float(unit_offset)
         return (_normalised(x.float(), eps) * scale).to(x.dtype)
 
@@ -86,6 +97,8 @@ class TorchGraph:
         return ((normalised * scale).flatten(-2) * opening).to(x.dtype)
 
     def rope(self, x: Tensor, rotary_dim: int, theta: float) -> Tensor:
+        if self._layers is not None:
+            return self._layers.rope(x, self._state_ops.rotation(rotary_dim, theta))
         half = rotary_dim // 2
         frequency = theta ** (torch.arange(half, device=x.device, dtype=torch.float64) * (-2.0 / rotary_dim))
         angle = self._ctx.positions().double()[..., None, None] * frequency  # float64: exact at long positions
@@ -95,6 +108,8 @@ class TorchGraph:
         return torch.cat(turned, dim=-1).to(x.dtype)
 
     def attention(self, q: Tensor, k: Tensor, v: Tensor, *, layer: int, shape: AttentionShape) -> Tensor:
+        if self._layers is not None:
+            return self._layers.attention(self._state_ops.kv(layer), q, k, v)
         return self._state_ops.attention(self._ctx, layer, q, k, v)
 
     def causal_conv1d(self, x: Tensor, weight: str, bias: str | None, *, layer: int, kernel: int) -> Tensor:
@@ -160,7 +175,7 @@ class TorchGraph:
 
     def _shared(self, x: Tensor, prefix: str, gated: bool) -> Tensor:
         up = self.linear(x, f"{prefix}.up_proj.weight")
-        inner = self.silu(self.linear(x, f"{prefix}.gate_proj.weight")) * up if gated else self.relu2(up)
+        inner = self.mul(self.silu(self.linear(x, f"{prefix}.gate_proj.weight")), up) if gated else self.relu2(up)
         return self.linear(inner, f"{prefix}.down_proj.weight")
 
 

@@ -7,10 +7,13 @@ from torch import Tensor
 
 from trtllm_replayssm.ops.layer_state import ConventionalLayerState, ReplayLayerState, StepRows
 from trtllm_replayssm.ops.native import Convolution, NativeOps
+from trtllm_replayssm.ops.native_layers import Rotation
 from trtllm_replayssm.ops.native_prefill import NativePrefill
 from trtllm_replayssm.ops.reference import commit, conv1d, flush, gdn, mamba2, prefill
+from trtllm_replayssm.runtime.pools.kv_pool import KvLayer
 from trtllm_replayssm.runtime.pools.state_pools import StatePools
 from trtllm_replayssm.runtime.session.decode_attention import attend_rows, decode_attention
+from trtllm_replayssm.runtime.session.native_layers import NativeLayers
 from trtllm_replayssm.runtime.session.native_prompts import NativePrompts
 from trtllm_replayssm.runtime.session.step_context import Phase, StepContext
 
@@ -30,11 +33,32 @@ class StateOps:
         self._prompts = None if prompts is None else NativePrompts(pools, prompts)
         self._waiting: Convolution | None = None
         self._rates: dict[int, Tensor] = {}
+        self._rotations: dict[tuple[int, float], Rotation] = {}
 
     @property
     def native(self) -> NativeOps | None:
         """The kernels, where they serve the pools."""
         return self._native
+
+    @property
+    def native_heads(self) -> bool:
+        """Whether kernels serve everything around the recurrence, attention heads included."""
+        if self._native is None or not self._pools.cursors.position.is_cuda:
+            return False
+        attention = self._pools.geometry.attention
+        return NativeLayers.serves(attention.head_dim, attention.rotary_dim)
+
+    def kv(self, layer: int) -> KvLayer:
+        """The caches of an attention layer."""
+        return self._pools.kv[layer]
+
+    def rotation(self, rotary_dim: int, theta: float) -> Rotation:
+        """The rotation of every position of a cache, made once."""
+        key = (rotary_dim, theta)
+        if key not in self._rotations:
+            depth = next(iter(self._pools.kv.values())).keys.shape[2]
+            self._rotations[key] = Rotation.table(depth, rotary_dim, theta, self._pools.cursors.position.device)
+        return self._rotations[key]
 
     @property
     def prompts(self) -> NativePrompts | None:

@@ -161,7 +161,7 @@ def moe(spy: Spy, x: Tensor, ctx: StepContext) -> Tensor:
         shared=block + "shared_experts", shared_gate=None,
     )  # fmt: skip
     spy.fetched = []
-    return TorchGraph(spy, None, ctx).moe(x, names, geometry.moe)  # type: ignore[arg-type]
+    return TorchGraph(spy, StateOps(None), ctx).moe(x, names, geometry.moe)  # type: ignore[arg-type]
 
 
 def test_f15_padded_rows_choose_no_expert_and_output_zero() -> None:
