@@ -76,7 +76,12 @@ class NativeLayers:
 
     def activation(self, function: Function, x: Tensor) -> Tensor:
         """function(x), computed by the `mul` of it."""
-        return self._later(x.view_as(x), _Activation(function, x))
+        heads = self._take(x, _Heads)
+        return self._later(x.view_as(x), _Activation(function, x if heads is None else heads.x))
+
+    def merge_heads(self, x: Tensor) -> Tensor:
+        """[B, T, G, D] -> [B, T, G * D]; heads with others between them may only go into an activation that waits."""
+        return x.flatten(-2) if x.is_contiguous() else self._later(x.view_as(x), _Heads(x))
 
     def relu2(self, x: Tensor) -> Tensor:
         """max(x, 0) squared, at once."""

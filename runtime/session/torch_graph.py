@@ -11,6 +11,7 @@ from torch.nn import functional
 from trtllm_replayssm.graph import MoeNames
 from trtllm_replayssm.ops import native_experts
 from trtllm_replayssm.ops.native_layers import Function
+from trtllm_replayssm.runtime.session.joined_products import followers
 from trtllm_replayssm.runtime.session.native_layers import NativeLayers
 from trtllm_replayssm.runtime.session.step_context import Phase, StepContext
 from trtllm_replayssm.runtime.session.torch_moe import route, routed_experts
@@ -31,13 +32,24 @@ class TorchGraph:
         self._ctx = context
         self._poison = poison
         self._layers = NativeLayers(context) if state_ops.native_heads else None
+        self._products: dict[str, tuple[Tensor, Tensor]] = {}  # made with another product of the same input
 
     def embedding(self, ids: Tensor, table: str) -> Tensor:
         rows = functional.embedding(ids, self._weights.matrix(table))
         return rows.masked_fill(~self._ctx.valid()[..., None], float("nan")) if self._poison else rows
 
     def linear(self, x: Tensor, weight: str) -> Tensor:
-        return functional.linear(x, self._weights.matrix(weight))
+        source, product = self._products.pop(weight, (None, None))
+        if source is x and product is not None:
+            return product
+        others = [] if self._layers is None else followers(weight)
+        if not others:
+            return functional.linear(x, self._weights.matrix(weight))
+        names = [weight, *others]
+        whole = functional.linear(x, self._state_ops.joined.of(names, self._weights.matrix))
+        first, *rest = self.split(whole, [len(self._weights.matrix(name)) for name in names])
+        self._products |= {name: (x, part) for name, part in zip(others, rest, strict=True)}
+        return first
 
     def lm_head(self, x: Tensor, weight: str) -> Tensor:
         if not x.is_cuda or x.dtype is torch.float32:
@@ -73,7 +85,7 @@ class TorchGraph:
         return split
 
     def merge_heads(self, x: Tensor) -> Tensor:
-        return x.flatten(-2)
+        return x.flatten(-2) if self._layers is None else self._layers.merge_heads(x)
 
     def rms_norm(self, x: Tensor, weight: str, eps: float, *, unit_offset: bool) -> Tensor:
         if self._layers is not None:
@@ -174,8 +186,9 @@ class TorchGraph:
         return last_tokens(x, self._ctx)
 
     def _shared(self, x: Tensor, prefix: str, gated: bool) -> Tensor:
+        gate = self.silu(self.linear(x, f"{prefix}.gate_proj.weight")) if gated else None
         up = self.linear(x, f"{prefix}.up_proj.weight")
-        inner = self.mul(self.silu(self.linear(x, f"{prefix}.gate_proj.weight")), up) if gated else self.relu2(up)
+        inner = self.relu2(up) if gate is None else self.mul(gate, up)
         return self.linear(inner, f"{prefix}.down_proj.weight")
 
 

@@ -13,6 +13,7 @@ from trtllm_replayssm.ops.reference import commit, conv1d, flush, gdn, mamba2, p
 from trtllm_replayssm.runtime.pools.kv_pool import KvLayer
 from trtllm_replayssm.runtime.pools.state_pools import StatePools
 from trtllm_replayssm.runtime.session.decode_attention import attend_rows, decode_attention
+from trtllm_replayssm.runtime.session.joined_products import JoinedMatrices
 from trtllm_replayssm.runtime.session.native_layers import NativeLayers
 from trtllm_replayssm.runtime.session.native_prompts import NativePrompts
 from trtllm_replayssm.runtime.session.step_context import Phase, StepContext
@@ -34,6 +35,7 @@ class StateOps:
         self._waiting: Convolution | None = None
         self._rates: dict[int, Tensor] = {}
         self._rotations: dict[tuple[int, float], Rotation] = {}
+        self.joined = JoinedMatrices()
 
     @property
     def native(self) -> NativeOps | None:

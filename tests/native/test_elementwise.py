@@ -92,6 +92,14 @@ def test_activations_equal_the_formula(shape: tuple[int, ...], offset: int, name
     check(native_layers.activation(function, x, factor), formula(function, x) * factor.double(), act)
 
 
+def test_an_activation_reads_heads_between_others() -> None:
+    """The gates of a projection that holds them beside the queries of each head."""
+    heads = draw(3, 2, 8, 512, act="bfloat16")[..., 256:]
+    factor = draw(3, 2, 2048, act="bfloat16", seed=1)
+    got = native_layers.activation(Function.SIGMOID, heads, factor)
+    check(got, formula(Function.SIGMOID, heads).flatten(2) * factor.double(), "bfloat16")
+
+
 def test_an_activation_of_nan_is_nan() -> None:
     x = torch.full((1, 1, 64), float("nan"), dtype=torch.bfloat16, device="cuda")
     for function in Function:

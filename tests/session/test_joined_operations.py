@@ -17,9 +17,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from tests.session.sessions import NAMES, force, open_session, sequence, start
+from tests.tolerance import REPLAY_LOGIT_NOISE
 from trtllm_replayssm.ops import native_layers
 from trtllm_replayssm.ops.native_layers import Function, HeadNorms, Rotation
 from trtllm_replayssm.runtime.pools.kv_pool import KvLayer
+from trtllm_replayssm.runtime.session import torch_graph
 from trtllm_replayssm.runtime.session.base import DecodeRow
 from trtllm_replayssm.runtime.session.decode_attention import attend_caches
 from trtllm_replayssm.runtime.session.torch_state_ops import StateOps
@@ -46,6 +48,7 @@ class Formulas:
 
     def activation(self, function: Function, x: Tensor, factor: Tensor | None = None) -> Tensor:
         self.launches[function.name] += 1
+        x = x.flatten(2) if x.dim() == 4 else x
         forms = {Function.SILU: functional.silu, Function.SIGMOID: torch.sigmoid}
         out: Tensor = functional.relu(x).square() if function is Function.RELU2 else forms[function](x)
         return out if factor is None else out * factor
@@ -90,10 +93,12 @@ def unwritten_memory_is_nan() -> Iterator[None]:
     torch.use_deterministic_algorithms(False)
 
 
+@pytest.mark.parametrize("products", [False, True])
 @pytest.mark.parametrize("name", NAMES)
 def test_joined_operations_give_the_bits_of_single_ones(
-    name: str, monkeypatch: pytest.MonkeyPatch, unwritten_memory_is_nan: None
+    name: str, monkeypatch: pytest.MonkeyPatch, unwritten_memory_is_nan: None, *, products: bool
 ) -> None:
+    """products: join matrix products as well, whose sums then have another order: equal up to noise."""
     tokens, formulas, results = sequence(name), Formulas(), []
     plain, joined = open_session(name), open_session(name)
     for session in (plain, joined):
@@ -101,13 +106,16 @@ def test_joined_operations_give_the_bits_of_single_ones(
             for function in ("rms_norm", "add_rms_norm", "activation", "attention_inputs", "attention"):
                 monkeypatch.setattr(native_layers, function, getattr(formulas, function))
             monkeypatch.setattr(StateOps, "native_heads", True)
+            if not products:
+                monkeypatch.setattr(torch_graph, "followers", lambda weight: [])
         slot, first = start(session, tokens[:20])
         after = force(session, slot, tokens[20:30])
         rows = [DecodeRow(-1, []), DecodeRow(slot, tokens[30:34])]
         verified: Any = session.decode(rows)[1]
         session.commit([0, 2])
         results.append(np.concatenate([first[None], after, verified]))
-    assert np.isfinite(results[1]).all() and (results[1] == results[0]).all()
+    assert np.isfinite(results[1]).all()
+    assert abs(results[1] - results[0]).max() <= (REPLAY_LOGIT_NOISE if products else 0)
     geometry, calls = joined.geometry, 12
     attention = len(geometry.layers_of(LayerKind.ATTENTION))
     assert formulas.launches["inputs"] == attention * calls

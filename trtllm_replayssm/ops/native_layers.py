@@ -11,9 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from trtllm_replayssm.ops import _abi, torch_ops
-
-__all__ = ["Function", "HeadNorms", "Rotation", "activation", "attention", "attention_inputs", "rms_norm", "torch_ops"]
+from trtllm_replayssm.ops import _abi
+from trtllm_replayssm.ops import torch_ops as torch_ops  # registers the operations
 
 Function = _abi.Function
 HEAD_PIECE, MAX_HEAD = 8, 256  # of attention heads: channels in whole pieces, up to so many
@@ -65,12 +64,16 @@ def add_rms_norm(x: Tensor, residual: Tensor, sum: Tensor, weight: Tensor, eps: 
 
 
 def activation(function: Function, x: Tensor, factor: Tensor | None = None) -> Tensor:
-    """function(x), times factor where there is one: [..., D], any rows -> a new tensor."""
+    """function(x), times factor [..., C] where there is one: x [..., C], or heads [B, T, G, C / G] -> [..., C].
+
+    Both may be slices of wider tensors.
+    """
+    rows = x.flatten(0, 1) if x.dim() == 4 else x.flatten(0, -2)[:, None]
     out: Tensor = torch.ops.replayssm.activation(
-        flags=_abi.ELEMENTWISE_PROGRAMMATIC_LAUNCH, function=int(function), x=x.flatten(0, -2)[:, None],
-        factor=None if factor is None else factor.flatten(0, -2)[:, None],
+        flags=_abi.ELEMENTWISE_PROGRAMMATIC_LAUNCH, function=int(function), x=rows,
+        factor=None if factor is None else factor.flatten(0, -2).unflatten(-1, rows.shape[1:]),
     )  # fmt: skip
-    return out.view(x.shape)
+    return out.view(*x.shape[:2], -1) if x.dim() == 4 else out.view(x.shape)
 
 
 def attention_inputs(
