@@ -6,8 +6,6 @@ one with many: the two small projections of a GDN layer alone would cost as much
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
@@ -25,20 +23,8 @@ def followers(weight: str) -> list[str]:
     return [f"{prefix}{dot}{name}.weight{rest}" for name in _FOLLOWERS.get(last, ())]
 
 
-class JoinedMatrices:
-    """By the name of the first matrix of a group; lives as long as a session."""
-
-    def __init__(self) -> None:
-        self._joined: dict[str, Tensor] = {}
-
-    def of(self, names: list[str], matrix: Callable[[str], Tensor]) -> Tensor:
-        """The matrices [out_i, in] `names` as one [sum of out_i, in]; afterwards they are its parts, not copies."""
-        if names[0] not in self._joined:
-            self._joined[names[0]] = _join([matrix(name) for name in names])
-        return self._joined[names[0]]
-
-
-def _join(matrices: list[Tensor]) -> Tensor:
+def join(matrices: list[Tensor]) -> Tensor:
+    """The matrices [out_i, in] as one [sum of out_i, in]; afterwards they are its parts, not copies."""
     first, rows = matrices[0], sum(len(matrix) for matrix in matrices)
     end = first.data_ptr()
     adjacent = all(matrix.is_contiguous() for matrix in matrices)

@@ -115,7 +115,7 @@ class NativeLayers:
         turned = native_layers.attention_inputs(
             rows, queries.x, keys.x, v, caches, norms=norms, rotation=queries.rotation
         )
-        if self._ctx.phase is Phase.DECODE:
+        if self._ctx.phase is not Phase.PREFILL:
             return native_layers.attention(rows, turned, caches).flatten(-2)
         return attend_caches(
             turned, kv, slot=self._ctx.rows.slot, start=self._ctx.start, num_tokens=self._ctx.rows.num_tokens

@@ -46,7 +46,7 @@ class TorchGraph:
         if not others:
             return functional.linear(x, self._weights.matrix(weight))
         names = [weight, *others]
-        whole = functional.linear(x, self._state_ops.joined.of(names, self._weights.matrix))
+        whole = functional.linear(x, self._state_ops.derived.joined(self._weights, names))
         first, *rest = self.split(whole, [len(self._weights.matrix(name)) for name in names])
         self._products |= {name: (x, part) for name, part in zip(others, rest, strict=True)}
         return first

@@ -13,7 +13,7 @@ from trtllm_replayssm.ops.reference import commit, conv1d, flush, gdn, mamba2, p
 from trtllm_replayssm.runtime.pools.kv_pool import KvLayer
 from trtllm_replayssm.runtime.pools.state_pools import StatePools
 from trtllm_replayssm.runtime.session.decode_attention import attend_rows, decode_attention
-from trtllm_replayssm.runtime.session.joined_products import JoinedMatrices
+from trtllm_replayssm.runtime.session.derived import DerivedTensors
 from trtllm_replayssm.runtime.session.native_layers import NativeLayers
 from trtllm_replayssm.runtime.session.native_prompts import NativePrompts
 from trtllm_replayssm.runtime.session.step_context import Phase, StepContext
@@ -34,8 +34,7 @@ class StateOps:
         self._prompts = None if prompts is None else NativePrompts(pools, prompts)
         self._waiting: Convolution | None = None
         self._rates: dict[int, Tensor] = {}
-        self._rotations: dict[tuple[int, float], Rotation] = {}
-        self.joined = JoinedMatrices()
+        self.derived = DerivedTensors()
 
     @property
     def native(self) -> NativeOps | None:
@@ -55,12 +54,9 @@ class StateOps:
         return self._pools.kv[layer]
 
     def rotation(self, rotary_dim: int, theta: float) -> Rotation:
-        """The rotation of every position of a cache, made once."""
-        key = (rotary_dim, theta)
-        if key not in self._rotations:
-            depth = next(iter(self._pools.kv.values())).keys.shape[2]
-            self._rotations[key] = Rotation.table(depth, rotary_dim, theta, self._pools.cursors.position.device)
-        return self._rotations[key]
+        """The rotation of every position of a cache."""
+        depth = next(iter(self._pools.kv.values())).keys.shape[2]
+        return self.derived.rotation(depth, rotary_dim, theta, self._pools.cursors.position.device)
 
     @property
     def prompts(self) -> NativePrompts | None:

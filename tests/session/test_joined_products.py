@@ -7,7 +7,8 @@ import torch
 
 from tests.session.sessions import CPU, NAMES, checkpoint
 from trtllm_replayssm.models import model_of
-from trtllm_replayssm.runtime.session.joined_products import JoinedMatrices, followers
+from trtllm_replayssm.runtime.session.derived import DerivedTensors
+from trtllm_replayssm.runtime.session.joined_products import followers
 from trtllm_replayssm.runtime.session.torch_weights import TorchWeights
 
 
@@ -27,9 +28,9 @@ def test_joined_matrices_keep_their_values_in_one_memory() -> None:
     first = "model.layers.0.linear_attn.in_proj_qkv.weight"
     names = [first, *followers(first)]
     before = [weights.matrix(name).clone() for name in names]
-    joined = JoinedMatrices().of(names, weights.matrix)
+    joined = DerivedTensors().joined(weights, names)
     assert torch.equal(joined, torch.cat(before))
-    again = JoinedMatrices().of(names, weights.matrix)
+    again = DerivedTensors().joined(weights, names)
     assert again.data_ptr() == joined.data_ptr() and torch.equal(again, joined)
     joined.zero_()
     assert all((weights.matrix(name) == 0).all() for name in names)
