@@ -29,6 +29,7 @@ ROOMS = {
     "models": "models", "weights": "weights", "ops": "ops", "cli": "cli",
     "bench": "bench", "bench.cases": "bench cases", "bench.step": "step bench",
     "bench.throughput": "throughput bench",
+    "bench.layers": "layer bench",
     "builders": "builders", "__main__": "cli",
     "runtime": "runtime",
     "runtime.pools": "pools",
@@ -60,6 +61,7 @@ MAY_IMPORT = {
     "ops": {"contract", "rules"},
     "bench cases": {"contract", "rules"},
     "bench": {"contract", "ops", "bench cases"},
+    "layer bench": {"contract", "models", "weights", "ops", "pools", "session", "bench"},
     "step bench": {"contract", "rules", "weights", "ops", "pools", "session", "engine parts"},
     "throughput bench": {"contract", "sampling", "engine parts", "llm", "package"},
     "builders": {"contract", "models", "weights"},
@@ -99,6 +101,7 @@ MAY_USE = {
     "ops": {"torch", "numpy"},
     "bench cases": set(),
     "bench": {"torch", "vllm", "flashinfer"},  # the peers only where they are installed
+    "layer bench": {"torch"},
     "step bench": {"torch", "matplotlib"},  # matplotlib for figures only, an extra
     "throughput bench": set(),
     "builders": {"numpy", "ml_dtypes", "safetensors", "tensorrt", "tensorrt_rtx"},
