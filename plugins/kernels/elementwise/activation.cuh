@@ -24,8 +24,8 @@ __global__ void __launch_bounds__(kActivationThreads) activationKernel(const __g
   using Word = Packed<kVector>;
   releaseDependents();
   const int64_t row = static_cast<int64_t>(blockIdx.z) * gridDim.y + blockIdx.y;
-  const int64_t flat = (static_cast<int64_t>(blockIdx.x) * kActivationThreads + threadIdx.x) * kVector;
-  const int64_t group = flat / p.size, channel = flat - group * p.size;
+  const int flat = static_cast<int>(blockIdx.x * kActivationThreads + threadIdx.x) * kVector;  // < 2^24 + a block
+  const int group = flat / p.size, channel = flat - group * p.size;
   waitForPredecessor();
   if (row >= p.rows || group >= p.groups) return;
   const auto at = [&](const void* base, int64_t stride, int64_t groupStride) {
