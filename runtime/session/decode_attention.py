@@ -6,11 +6,14 @@ be captured: all rows at once go against the whole caches. Elsewhere rows go one
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from trtllm_replayssm.runtime.pools.kv_pool import KvLayer
+from trtllm_replayssm.runtime.session.step_context import HostRow
 
 
 def decode_attention(
@@ -22,8 +25,10 @@ def decode_attention(
     Rows of slot -1 and tokens beyond num_tokens give zeros and change no position that means anything.
     Requires start + T <= depth for every row. No host synchronisation on CUDA.
     """
-    attend = attend_masked if q.is_cuda else attend_rows
-    return attend(q, k, v, kv, slot=slot, start=start, num_tokens=num_tokens)
+    if q.is_cuda:
+        return attend_masked(q, k, v, kv, slot=slot, start=start, num_tokens=num_tokens)
+    table = zip(slot.tolist(), num_tokens.tolist(), start.tolist(), strict=True)
+    return attend_rows(q, k, v, kv, [HostRow(*numbers, last_chunk=False) for numbers in table])
 
 
 def attend_masked(
@@ -51,33 +56,29 @@ def attend_masked(
     return out.masked_fill(~exists[..., None, None, None], 0).reshape(rows, tokens, heads * size)
 
 
-def attend_rows(
-    q: Tensor, k: Tensor, v: Tensor, kv: KvLayer, *, slot: Tensor, start: Tensor, num_tokens: Tensor
-) -> Tensor:
-    """As `decode_attention`, row by row, for chunks of any length; reads the rows' numbers on the host."""
-    for row, place, first, n in _present(slot, start, num_tokens):
-        kv.keys[place, :, first : first + n] = k[row, :n].transpose(0, 1)
-        kv.values[place, :, first : first + n] = v[row, :n].transpose(0, 1)
-    return attend_caches(q, kv, slot=slot, start=start, num_tokens=num_tokens)
+def attend_rows(q: Tensor, k: Tensor, v: Tensor, kv: KvLayer, rows: Sequence[HostRow]) -> Tensor:
+    """As `decode_attention`, row by row, for chunks of any length."""
+    for row, at in enumerate(rows):
+        if at.slot >= 0:
+            kv.keys[at.slot, :, at.start : at.start + at.num_tokens] = k[row, : at.num_tokens].transpose(0, 1)
+            kv.values[at.slot, :, at.start : at.start + at.num_tokens] = v[row, : at.num_tokens].transpose(0, 1)
+    return attend_caches(q, kv, rows)
 
 
-def attend_caches(q: Tensor, kv: KvLayer, *, slot: Tensor, start: Tensor, num_tokens: Tensor) -> Tensor:
+def attend_caches(q: Tensor, kv: KvLayer, rows: Sequence[HostRow]) -> Tensor:
     """The second half of `attend_rows`: the caches hold the new keys and values already."""
     out = torch.zeros_like(q)
-    for row, place, first, n in _present(slot, start, num_tokens):
-        keys, values = kv.keys[place, :, : first + n], kv.values[place, :, : first + n]
-        positions = torch.arange(first + n, device=q.device)
+    for row, at in enumerate(rows):
+        if at.slot < 0 or at.num_tokens == 0:
+            continue
+        end = at.start + at.num_tokens
+        keys, values = kv.keys[at.slot, :, :end], kv.values[at.slot, :, :end]
         # a chunk that begins its sequence needs no mask in memory
-        seen = positions <= positions[first:, None] if first else None
+        positions = torch.arange(end, device=q.device) if at.start else None
+        seen = None if positions is None else positions <= positions[at.start :, None]
         answer = functional.scaled_dot_product_attention(
-            q[row, :n].transpose(0, 1)[None], keys[None], values[None], attn_mask=seen, is_causal=seen is None,
-            enable_gqa=True,
+            q[row, : at.num_tokens].transpose(0, 1)[None], keys[None], values[None], attn_mask=seen,
+            is_causal=seen is None, enable_gqa=True,
         )  # fmt: skip
-        out[row, :n] = answer[0].transpose(0, 1)
+        out[row, : at.num_tokens] = answer[0].transpose(0, 1)
     return out.flatten(-2)
-
-
-def _present(slot: Tensor, start: Tensor, num_tokens: Tensor) -> list[tuple[int, int, int, int]]:
-    """Row, slot, start and number of tokens of the rows that have any."""
-    rows = zip(slot.tolist(), start.tolist(), num_tokens.tolist(), strict=True)
-    return [(row, place, first, n) for row, (place, first, n) in enumerate(rows) if place >= 0 and n > 0]

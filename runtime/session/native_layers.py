@@ -117,9 +117,7 @@ class NativeLayers:
         )
         if self._ctx.phase is not Phase.PREFILL:
             return native_layers.attention(rows, turned, caches).flatten(-2)
-        return attend_caches(
-            turned, kv, slot=self._ctx.rows.slot, start=self._ctx.start, num_tokens=self._ctx.rows.num_tokens
-        )
+        return attend_caches(turned, kv, self._ctx.on_host)
 
     def _later(self, result: Tensor, waiting: _Sum | _Activation | _Heads) -> Tensor:
         self._waiting[id(result)] = (result, waiting)  # the result is kept: ids of dead tensors come back

@@ -159,10 +159,10 @@ class StateOps:
 
     def attention(self, ctx: StepContext, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q [B, T, Hq, D], k, v [B, T, Hkv, D]: write the slot's cache, attend causally -> [B, T, Hq * D]."""
-        serve = attend_rows if ctx.phase is Phase.PREFILL else decode_attention
-        return serve(
-            q, k, v, self._pools.kv[layer], slot=ctx.rows.slot, start=ctx.start, num_tokens=ctx.rows.num_tokens
-        )
+        kv, rows = self._pools.kv[layer], ctx.rows
+        if ctx.phase is Phase.PREFILL:
+            return attend_rows(q, k, v, kv, ctx.on_host)
+        return decode_attention(q, k, v, kv, slot=rows.slot, start=ctx.start, num_tokens=rows.num_tokens)
 
     def _initial_state(self, ctx: StepContext, layer: int, row: int, a: Tensor | None) -> Tensor:
         """State [H, P, N] float32 before the chunk: the carry of the last chunk, or the checkpoint with its records."""

@@ -24,6 +24,7 @@ from trtllm_replayssm.runtime.pools.kv_pool import KvLayer
 from trtllm_replayssm.runtime.session import torch_graph
 from trtllm_replayssm.runtime.session.base import DecodeRow
 from trtllm_replayssm.runtime.session.decode_attention import attend_caches
+from trtllm_replayssm.runtime.session.step_context import HostRow
 from trtllm_replayssm.runtime.session.torch_state_ops import StateOps
 from trtllm_replayssm.shapes import LayerKind
 
@@ -72,7 +73,12 @@ class Formulas:
 
     def attention(self, rows: dict[str, Tensor], q: Tensor, caches: dict[str, Tensor]) -> Tensor:
         self.launches["attention"] += 1
-        return attend_caches(q, KvLayer(**caches), **rows).unflatten(-1, q.shape[2:])
+        return attend_caches(q, KvLayer(**caches), host_rows(rows)).unflatten(-1, q.shape[2:])
+
+
+def host_rows(rows: dict[str, Tensor]) -> list[HostRow]:
+    columns = [rows[name].tolist() for name in ("slot", "num_tokens", "start")]
+    return [HostRow(*numbers, last_chunk=False) for numbers in zip(*columns, strict=True)]
 
 
 def _norm(x: Tensor, weight: Tensor, eps: float, unit_offset: bool) -> Tensor:

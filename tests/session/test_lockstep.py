@@ -17,7 +17,7 @@ from trtllm_replayssm.runtime.pools.poison import poison_dead_memory
 from trtllm_replayssm.runtime.pools.state_pools import StatePools
 from trtllm_replayssm.runtime.session import torch_state_ops
 from trtllm_replayssm.runtime.session.base import DecodeRow
-from trtllm_replayssm.runtime.session.decode_attention import attend_masked, attend_rows
+from trtllm_replayssm.runtime.session.decode_attention import attend_masked, decode_attention
 from trtllm_replayssm.runtime.session.torch_session import TorchSession
 
 WINDOW = 4
@@ -105,7 +105,7 @@ def test_attention_of_all_rows_at_once_is_that_of_each(heads: int, kv_heads: int
     q, k, v = (torch.randn(4, 3, n, 8, generator=g) for n in (heads, kv_heads, kv_heads))
     one, all_rows = (
         attend(q, k, v, kv, slot=slot, start=start_at, num_tokens=count)
-        for attend, kv in zip((attend_rows, attend_masked), caches, strict=True)
+        for attend, kv in zip((decode_attention, attend_masked), caches, strict=True)
     )
     torch.testing.assert_close(all_rows, one, rtol=0, atol=1e-6)
     for ours, theirs in zip(caches[1].tensors(), caches[0].tensors(), strict=True):

@@ -29,6 +29,7 @@ from trtllm_replayssm.params import ParamRole
 from trtllm_replayssm.runtime.pools.kv_pool import KvLayer
 from trtllm_replayssm.runtime.session.decode_attention import attend_caches
 from trtllm_replayssm.runtime.session.joined_products import followers
+from trtllm_replayssm.runtime.session.step_context import HostRow
 from trtllm_replayssm.shapes import AttentionShape, ModelGeometry
 from trtllm_replayssm.weights.presets import preset_geometry, preset_names
 
@@ -88,7 +89,8 @@ def attention_cases(name: str, shape: AttentionShape) -> Iterator[Case]:
             return native_layers.attention(rows[i], q, caches)
 
         if batch <= 32:
-            expected = attend_caches(q, KvLayer(**caches), **rows[0])
+            on_host = [HostRow(row, tokens, context - tokens, last_chunk=False) for row in range(batch)]
+            expected = attend_caches(q, KvLayer(**caches), on_host)
             _require_close(f"{name} attention", run(0).flatten(-2), expected, 0.03)
         yield Case({"what": "attention", "model": name, "B": batch, "T": tokens, "context": context}, size, sets, run)
 
