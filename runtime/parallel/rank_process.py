@@ -1,0 +1,91 @@
+"""The processes of a replica's further ranks: started by the first, they run the calls it sends until it hangs up."""
+
+from __future__ import annotations
+
+import multiprocessing
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from torch import distributed
+
+from trtllm_replayssm.errors import ConfigError
+from trtllm_replayssm.runtime.session.base import Session
+from trtllm_replayssm.runtime.session.ranks import ProcessRanks, Ranks
+from trtllm_replayssm.weights.tensor_parallel import TensorParallel
+
+START_LIMIT = timedelta(minutes=10)  # loading a large checkpoint on a slow disk
+MakeSession = Callable[[Ranks], Session]
+"""Makes one rank's session; sent to other processes, so it is a function of a module or a partial of one."""
+
+
+def start_ranks(size: int, make: MakeSession, *, backend: str) -> tuple[Session, list[Connection]]:
+    """Start ranks 1..size-1 in processes and rank 0 here -> its session, and a connection to each of the others.
+
+    backend: of torch.distributed, "nccl" or "gloo". The processes are daemons: they end with this one. Raises
+    ConfigError with what a rank met while it started.
+    """
+    context = multiprocessing.get_context("spawn")
+    store = Path(tempfile.mkdtemp(prefix="replayssm-ranks-")) / "store"
+    connections: list[Connection] = []
+    for rank in range(1, size):
+        ours, theirs = context.Pipe()
+        arguments = (TensorParallel(size, rank), str(store), backend, make, theirs)
+        context.Process(target=_run, args=arguments, daemon=True, name=f"rank {rank}").start()
+        theirs.close()  # so that the process's end is seen here
+        connections.append(ours)
+    _join(TensorParallel(size, 0), str(store), backend)
+    session = make(ProcessRanks(TensorParallel(size, 0)))
+    for rank, connection in enumerate(connections, 1):
+        _require_started(rank, connection)
+    return session, connections
+
+
+def serve(session: Session, connection: Connection) -> None:
+    """Answer calls (method, arguments, keywords, wanted) with (error text or None, answer if wanted) until hung up."""
+    while True:
+        try:
+            method, arguments, keywords, wanted = connection.recv()
+        except (EOFError, OSError):
+            return
+        error: str | None = None
+        answer: Any = None
+        try:
+            answer = getattr(session, method)(*arguments, **keywords)
+        except Exception as met:
+            error = f"{type(met).__name__}: {met}"
+        try:
+            connection.send((error, answer if wanted else None))
+        except OSError:
+            return
+
+
+def _run(parallel: TensorParallel, store: str, backend: str, make: MakeSession, connection: Connection) -> None:
+    try:
+        _join(parallel, store, backend)
+        session = make(ProcessRanks(parallel))
+    except Exception as met:
+        with suppress(OSError):
+            connection.send((f"{type(met).__name__}: {met}", None))
+        raise
+    connection.send((None, None))
+    serve(session, connection)
+
+
+def _join(parallel: TensorParallel, store: str, backend: str) -> None:
+    distributed.init_process_group(
+        backend, init_method=f"file://{store}", rank=parallel.rank, world_size=parallel.size, timeout=START_LIMIT
+    )
+
+
+def _require_started(rank: int, connection: Connection) -> None:
+    try:
+        error, _ = connection.recv()
+    except EOFError:
+        error = "its process ended"
+    if error is not None:
+        raise ConfigError("LLM", f"tensor_parallel_size (rank {rank})", expected="a rank that starts", got=error)

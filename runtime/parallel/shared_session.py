@@ -1,0 +1,191 @@
+"""The first rank's session for a replica over several devices: every call runs on all ranks alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+from trtllm_replayssm.config import PoolConfig, ReplayConfig
+from trtllm_replayssm.errors import ContractError, InvariantError
+from trtllm_replayssm.runtime.session.base import (
+    DecodeRow,
+    Logits,
+    MtpRow,
+    PrefillChunk,
+    RawArray,
+    Session,
+    SlotCursors,
+    SlotSnapshot,
+)
+from trtllm_replayssm.shapes import ModelGeometry
+
+
+@dataclass(frozen=True)
+class SharedSnapshot:
+    """One rank's part after another; all are of the same positions."""
+
+    parts: tuple[SlotSnapshot, ...]
+
+    @property
+    def position(self) -> int:
+        """See `SlotSnapshot.position`."""
+        return self.parts[0].position
+
+    @property
+    def first(self) -> int:
+        """See `SlotSnapshot.first`."""
+        return self.parts[0].first
+
+    @property
+    def nbytes(self) -> int:
+        """Host memory of all parts."""
+        return sum(part.nbytes for part in self.parts)
+
+    def kv_only(self) -> SharedSnapshot:
+        """See `SlotSnapshot.kv_only`."""
+        return SharedSnapshot(tuple(part.kv_only() for part in self.parts))
+
+    def arrays(self) -> dict[str, RawArray]:
+        """Every part's tensors, their names after the rank."""
+        return {f"{rank}/{name}": a for rank, part in enumerate(self.parts) for name, a in part.arrays().items()}
+
+
+class SharedSession:
+    """Implements `Session`. The other ranks run what they are told through `workers`; an answer of theirs is awaited
+    after each call, so that a rank that fails is noticed. An error that all ranks raise alike is raised here.
+    """
+
+    def __init__(self, own: Session, workers: Sequence[Connection], geometry: ModelGeometry) -> None:
+        """geometry: of the whole model. workers: one connection per further rank, see `rank_process.serve`."""
+        self.geometry = geometry
+        self.replay: ReplayConfig = own.replay
+        self.pool: PoolConfig = own.pool
+        self._own = own
+        self._workers = list(workers)
+
+    @property
+    def signature(self) -> str:
+        """See `Session.signature`: a replica over another number of ranks has another one."""
+        return f"{self._own.signature}, {1 + len(self._workers)} ranks"
+
+    @property
+    def free_slots(self) -> int:
+        """See `Session.free_slots`."""
+        return self._own.free_slots
+
+    def allocate(self, seed: int) -> int:
+        """See `Session.allocate`."""
+        return int(self._first("allocate", seed))
+
+    def free(self, slot: int) -> None:
+        """See `Session.free`."""
+        self._first("free", slot)
+
+    def fork(self, slot: int, seed: int) -> int:
+        """See `Session.fork`."""
+        return int(self._first("fork", slot, seed))
+
+    def save(self, slot: int, since: int = 0) -> SlotSnapshot:
+        """See `Session.save`."""
+        return SharedSnapshot(tuple(self._all("save", lambda _: (slot, since))))
+
+    def restore(
+        self, snapshot: SlotSnapshot, *, seed: int | None = None, before: Sequence[SlotSnapshot] = ()
+    ) -> int:
+        """See `Session.restore`."""
+        chain = [_shared(part) for part in (*before, snapshot)]
+        arguments = [{"seed": seed, "before": [p.parts[r] for p in chain[:-1]]} for r in range(1 + len(self._workers))]
+        slots = self._all("restore", lambda rank: (chain[-1].parts[rank],), lambda rank: arguments[rank])
+        return int(slots[0])
+
+    def load_snapshot(self, position: int, arrays: Mapping[str, RawArray], *, prompt_done: bool) -> SlotSnapshot:
+        """See `Session.load_snapshot`."""
+        ranks = 1 + len(self._workers)
+        parts: list[dict[str, RawArray]] = [{} for _ in range(ranks)]
+        for name, array in arrays.items():
+            rank, _, own = name.partition("/")
+            if not rank.isdigit() or int(rank) >= ranks:
+                raise ContractError("load_snapshot", name, expected=f"a name of one of {ranks} ranks", got=name)
+            parts[int(rank)][own] = array
+        loaded = self._all(
+            "load_snapshot", lambda rank: (position, parts[rank]), lambda _: {"prompt_done": prompt_done}
+        )
+        return SharedSnapshot(tuple(loaded))
+
+    def cursors(self, slot: int) -> SlotCursors:
+        """See `Session.cursors`: they are the same on every rank."""
+        return self._own.cursors(slot)
+
+    def prefill(self, chunks: Sequence[PrefillChunk]) -> list[Logits | None]:
+        """See `Session.prefill`."""
+        answer: list[Logits | None] = self._first("prefill", list(chunks))
+        return answer
+
+    def decode(self, rows: Sequence[DecodeRow]) -> list[Logits]:
+        """See `Session.decode`."""
+        answer: list[Logits] = self._first("decode", list(rows))
+        return answer
+
+    def commit(self, accepted: Sequence[int]) -> None:
+        """See `Session.commit`."""
+        self._first("commit", list(accepted))
+
+    def mtp_begin(self, rows: Sequence[MtpRow]) -> list[Logits]:
+        """See `Session.mtp_begin`."""
+        answer: list[Logits] = self._first("mtp_begin", list(rows))
+        return answer
+
+    def mtp_next(self, tokens: Sequence[int]) -> list[Logits]:
+        """See `Session.mtp_next`."""
+        answer: list[Logits] = self._first("mtp_next", list(tokens))
+        return answer
+
+    def check_integrity(self) -> None:
+        """See `Session.check_integrity`: of every rank."""
+        self._first("check_integrity")
+
+    def _first(self, method: str, *arguments: Any) -> Any:
+        """Run the same call everywhere -> the first rank's answer; those of the others stay there."""
+        return self._all(method, lambda _: arguments, wanted=False)[0]
+
+    def _all(
+        self,
+        method: str,
+        arguments: Callable[[int], tuple[Any, ...]],
+        keywords: Callable[[int], dict[str, Any]] = lambda _: {},
+        *,
+        wanted: bool = True,
+    ) -> list[Any]:
+        """Run a call on every rank with the rank's own arguments -> their answers, those of others if `wanted`."""
+        for rank, worker in enumerate(self._workers, 1):
+            worker.send((method, arguments(rank), keywords(rank), wanted))
+        failure: Exception | None = None
+        answers: list[Any] = []
+        try:
+            answers.append(getattr(self._own, method)(*arguments(0), **keywords(0)))
+        except Exception as error:
+            failure = error
+        for rank, worker in enumerate(self._workers, 1):
+            answers.append(self._answer(method, rank, worker, failure))
+        if failure is not None:
+            raise failure
+        return answers
+
+    def _answer(self, method: str, rank: int, worker: Connection, failure: Exception | None) -> Any:
+        try:
+            error, answer = worker.recv()
+        except (EOFError, OSError) as gone:
+            raise InvariantError(method, f"rank {rank}", expected="an answer", got="its process has ended") from gone
+        if (error is None) != (failure is None):
+            raise InvariantError(
+                method, f"rank {rank}", expected=f"what rank 0 met: {failure or 'no error'}", got=error or "no error",
+                hint="The ranks no longer agree: restart the replica",
+            ) from failure  # fmt: skip
+        return answer
+
+
+def _shared(snapshot: SlotSnapshot) -> SharedSnapshot:
+    assert isinstance(snapshot, SharedSnapshot), "a snapshot comes from `save`"
+    return snapshot
