@@ -42,7 +42,8 @@ class SsmShape:
 
     heads: config keys mamba_num_heads / linear_num_value_heads; groups: n_groups / linear_num_key_heads;
     head_dim (P, d_v): mamba_head_dim / linear_value_head_dim; state_dim (N, d_k): ssm_state_size / linear_key_head_dim;
-    conv_kernel (K): conv_kernel / linear_conv_kernel_dim; conv_bias: use_conv_bias.
+    conv_kernel (K): conv_kernel / linear_conv_kernel_dim; conv_bias: use_conv_bias. first_head: which of the model's
+    heads is head 0 here (tensor parallelism): the random numbers of a head do not depend on the rank that holds it.
     """
 
     kind: SsmKind
@@ -52,6 +53,7 @@ class SsmShape:
     state_dim: int
     conv_kernel: int
     conv_bias: bool
+    first_head: int = 0
 
     def __post_init__(self) -> None:
         for name in ("heads", "groups", "head_dim", "state_dim", "conv_kernel"):

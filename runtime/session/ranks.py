@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -22,6 +23,23 @@ class Ranks(Protocol):
     def join(self, x: Tensor) -> Tensor:
         """[..., C] of every rank -> [..., size * C], rank after rank."""
         ...
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """How a forward pass runs on one of several ranks. partial: names of the matrices whose results add up."""
+
+    ranks: Ranks
+    partial: frozenset[str]
+
+    def whole(self, result: Tensor, weight: str) -> Tensor:
+        """What a matrix gives: added up over the ranks where each holds some of its inputs."""
+        return self.ranks.add_up(result) if weight in self.partial else result
+
+    def own_rows(self, table: Tensor) -> Tensor:
+        """This rank's rows of an output head that all ranks hold, because it is the embedding table as well."""
+        own = self.ranks.parallel.units(len(table))
+        return table[own.start : own.stop]
 
 
 class ProcessRanks:

@@ -7,12 +7,15 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
+import torch
 
 from tests.paths import ROOT
 from trtllm_replayssm.errors import ConfigError
 from trtllm_replayssm.models import model_of
+from trtllm_replayssm.ops.reference.philox import state_words
 from trtllm_replayssm.params import Cut, ParamRole, ParamSpec, Span
 from trtllm_replayssm.shapes import LayerKind
+from trtllm_replayssm.spec import philox
 from trtllm_replayssm.weights.checkpoint import Checkpoint
 from trtllm_replayssm.weights.matrix import Fp8Matrix, Nvfp4Matrix
 from trtllm_replayssm.weights.presets import preset_geometry, preset_names
@@ -134,3 +137,12 @@ def test_a_block_is_never_cut() -> None:
     spec = ParamSpec(name="w", shape=(4, 16), role=ParamRole.LINEAR, cut=Cut(1, (Span(16, 16),)))
     with pytest.raises(ConfigError, match="whole blocks of 16"):
         cut_matrix(matrix, spec, TensorParallel(2, 0))
+
+
+def test_random_numbers_of_a_head_do_not_depend_on_its_rank() -> None:
+    whole = philox.state_words(7, layer=3, heads=8, elems=12, position=5)
+    parts = [philox.state_words(7, layer=3, heads=4, elems=12, position=5, first_head=first) for first in (0, 4)]
+    np.testing.assert_array_equal(np.concatenate(parts), whole)
+    seed, position = torch.tensor([7]), torch.tensor([5])
+    ours = [state_words(seed, 3, 4, 12, position, first_head=first)[0] for first in (0, 4)]
+    np.testing.assert_array_equal(torch.cat(ours).numpy(), whole)

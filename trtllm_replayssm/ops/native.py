@@ -196,7 +196,8 @@ def _example_tokens(
 
 def layer_numbers(state: ReplayLayerState) -> dict[str, int]:
     """What the ABI's structs say of a layer in integers."""
-    return {"kind": _kind(state), "window": state.config.window, "layer": state.layer, "head_offset": 0}
+    return {"kind": _kind(state), "window": state.config.window, "layer": state.layer,
+            "head_offset": state.shape.first_head}  # fmt: skip
 
 
 def registers(cursors: CursorTensors) -> dict[str, Tensor | None]:

@@ -48,15 +48,17 @@ def _rounds(c: list[Any], seed: int) -> list[Any]:
     return c
 
 
-def state_words(seed: int, layer: int, heads: int, elems: int, position: int) -> NDArray[np.uint32]:
+def state_words(
+    seed: int, layer: int, heads: int, elems: int, position: int, *, first_head: int = 0
+) -> NDArray[np.uint32]:  # fmt: skip
     """Random words [heads, elems] for one layer's checkpoint that has absorbed `position` tokens.
 
-    elems = P * N per head, element = p * N + n; a multiple of four is not required.
+    elems = P * N per head, element = p * N + n; a multiple of four is not required. first_head: of the model's heads.
     """
     quads = -(-elems // 4)
     counter = np.zeros((heads, quads, 4), np.uint32)
     counter[..., 0] = np.arange(quads, dtype=np.uint32)
-    counter[..., 1] = (np.uint32(layer << 16) | np.arange(heads, dtype=np.uint32))[:, None]
+    counter[..., 1] = (np.uint32(layer << 16) | np.arange(first_head, first_head + heads, dtype=np.uint32))[:, None]
     counter[..., 2] = np.uint32(position)
     counter[..., 3] = np.uint32(Domain.STATE)
     return philox4x32(counter, seed).reshape(heads, quads * 4)[:, :elems]

@@ -99,7 +99,9 @@ class ReplayLayer:
         words = None
         if config.recurrence_rounding is Rounding.STOCHASTIC and config.recurrence is not StateFormat.FLOAT32:
             elems = self.shape.head_dim * self.shape.state_dim
-            words = state_words(cursors.seed, self.layer, self.shape.heads, elems, position)
+            words = state_words(
+                cursors.seed, self.layer, self.shape.heads, elems, position, first_head=self.shape.first_head
+            )
         self.stored = encode(state, config.recurrence, config.recurrence_rounding, words)
         self.checkpoint = self.stored.decode().astype(np.float64)
         if config.read is not None:

@@ -78,7 +78,7 @@ def shard_geometry(geometry: ModelGeometry, parallel: TensorParallel) -> ModelGe
     _divide("vocabulary", geometry.vocab, size)
     return replace(
         geometry,
-        ssm=_shard_ssm(geometry.ssm, size),
+        ssm=_shard_ssm(geometry.ssm, parallel),
         attention=_shard_attention(geometry.attention, parallel),
         mlp_intermediate=_divide("mlp intermediate size", geometry.mlp_intermediate, size),
         moe=moe,
@@ -91,9 +91,10 @@ def partial_results(geometry: ModelGeometry) -> frozenset[str]:
     return frozenset(spec.name for spec in specs if spec.cut is not None and spec.cut.axis == 1)
 
 
-def _shard_ssm(shape: SsmShape, size: int) -> SsmShape:
-    groups = _divide("recurrent key heads (groups)", shape.groups, size)
-    return replace(shape, heads=shape.heads // size, groups=groups)
+def _shard_ssm(shape: SsmShape, parallel: TensorParallel) -> SsmShape:
+    groups = _divide("recurrent key heads (groups)", shape.groups, parallel.size)
+    heads = parallel.units(shape.heads)
+    return replace(shape, heads=len(heads), groups=groups, first_head=heads.start)
 
 
 def _shard_attention(shape: AttentionShape, parallel: TensorParallel) -> AttentionShape:

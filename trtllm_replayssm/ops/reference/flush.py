@@ -21,7 +21,9 @@ def store_checkpoints(
     config, words = state.config, None
     if config.recurrence is not StateFormat.FLOAT32 and config.recurrence_rounding is Rounding.STOCHASTIC:
         elems = state.shape.head_dim * state.shape.state_dim
-        words = state_words(cursors.seed[slot], state.layer, state.shape.heads, elems, position)
+        words = state_words(
+            cursors.seed[slot], state.layer, state.shape.heads, elems, position, first_head=state.shape.first_head
+        )
     state.checkpoint.store(slot, folded, config.recurrence_rounding, words)
     if state.read_copy is not None:
         state.read_copy.store(slot, folded, Rounding.NEAREST)

@@ -10,14 +10,17 @@ from trtllm_replayssm.spec.philox import MULTIPLIERS, WEYL, Domain
 _MASK = 0xFFFFFFFF
 
 
-def state_words(seed: Tensor, layer: int | Tensor, heads: int, elems: int, position: Tensor) -> Tensor:
+def state_words(
+    seed: Tensor, layer: int | Tensor, heads: int, elems: int, position: Tensor, *, first_head: int = 0
+) -> Tensor:  # fmt: skip
     """Words [B, heads, elems] int64 below 2^32: seed [B] int64 keys of rows, position [B] tokens they have absorbed.
 
-    layer: of all rows, or [B].
+    layer: of all rows, or [B]. first_head: of the model's heads.
     """
     quads = torch.arange(-(-elems // 4), device=seed.device)
     above = layer << 16
-    head = torch.arange(heads, device=seed.device) | (above[:, None] if isinstance(above, Tensor) else above)
+    head = torch.arange(first_head, first_head + heads, device=seed.device)
+    head = head | (above[:, None] if isinstance(above, Tensor) else above)
     shape = (len(seed), heads, len(quads))
     row = [value.long()[:, None, None] for value in (seed, position)]
     c = [
