@@ -27,7 +27,7 @@ def steps_ahead(
 
     obstacle = None
     if type(session) is not TorchSession:  # the session over TensorRT engines is a subclass
-        obstacle = "a session of TensorRT engines"
+        obstacle = "a session of TensorRT engines, or of several ranks"
     elif keeps_ends and isinstance(speculative, MTPDecodingConfig):
         obstacle = "MTP drafts with reuse_outputs"
     if wanted and obstacle is not None:

@@ -27,6 +27,7 @@ def fitted(options: ReplicaOptions, manifest: Manifest) -> ReplicaOptions:
         "max_seq_len": (options.max_seq_len, build.max_seq_len),
         "dtype": (None if options.dtype == "auto" else options.dtype, build.activation),
         "state_cache": (options.state_cache, "replay"),
+        "tensor_parallel_size": (options.tensor_parallel_size, 1),
         "mamba_ssm_cache_dtype": (
             None if options.kv_cache.mamba_ssm_cache_dtype == "auto" else options.kv_cache.mamba_ssm_cache_dtype,
             manifest.replay.recurrence.value,

@@ -64,6 +64,7 @@ class LLM:
         cuda_graph_config: CudaGraphConfig | None = EVERY_BATCH,
         debug: bool = False,
         device_loop: bool | None = None,
+        tensor_parallel_size: int = 1,
     ) -> None:
         """Load `model`: a checkpoint directory, or a bundle of TensorRT engines, which needs a GPU. Raises ConfigError,
         CheckpointError and EngineMismatchError.
@@ -77,7 +78,8 @@ class LLM:
         without one. plugin_library: of a bundle whose engines have plugins. cuda_graph_config: batch sizes to record on
         a GPU before the first request, None: none. debug: check all bookkeeping after each step. device_loop: sample,
         accept and draft on the device, one step ahead of the host, for requests that need no penalties, masks,
-        log-probabilities or minimum length; None: on a GPU.
+        log-probabilities or minimum length; None: on a GPU. tensor_parallel_size: devices that share the model's heads,
+        experts and vocabulary, each in a process of its own; on a CPU as many processes.
         """
         options = ReplicaOptions(
             dtype=dtype,
@@ -96,6 +98,7 @@ class LLM:
             cuda_graphs=cuda_graph_config,
             debug=debug,
             device_loop=device_loop,
+            tensor_parallel_size=tensor_parallel_size,
         )
         self._start(build_engine(model, tokenizer, options))
 

@@ -17,6 +17,7 @@ from trtllm_replayssm.errors import ConfigError, UnsupportedError
 from trtllm_replayssm.manifest import MANIFEST, read_manifest
 from trtllm_replayssm.runtime.ahead import steps_ahead
 from trtllm_replayssm.runtime.capacity import prefix_budget, require_slots
+from trtllm_replayssm.runtime.checkpoint_session import checkpoint_session
 from trtllm_replayssm.runtime.device_memory import MAX_PLANNED_BATCH, plan_replica, planned_batch, require_plan
 from trtllm_replayssm.runtime.engine import Engine, EngineConfig
 from trtllm_replayssm.runtime.options import (
@@ -40,6 +41,7 @@ from trtllm_replayssm.runtime.tuning import with_tuned_window
 from trtllm_replayssm.shapes import ModelGeometry
 from trtllm_replayssm.weights.checkpoint import Checkpoint
 from trtllm_replayssm.weights.sizes import checkpoint_bytes
+from trtllm_replayssm.weights.tensor_parallel import TensorParallel, shard_geometry
 
 DEFAULT_BATCH = 8
 DEFAULT_SEQ_LEN = 4096  # cap of the default only: a slot's keys and values are reserved for all of it
@@ -67,8 +69,10 @@ class ReplicaOptions:
     cuda_graphs: CudaGraphConfig | None = EVERY_BATCH
     debug: bool = False
     device_loop: bool | None = None
+    tensor_parallel_size: int = 1
 
     def __post_init__(self) -> None:
+        require_positive("LLM", "tensor_parallel_size", self.tensor_parallel_size)
         for name in ("max_batch_size", "max_num_tokens", "max_seq_len", "prefill_chunk"):
             if getattr(self, name) is not None:
                 require_positive("LLM", name, getattr(self, name))
@@ -133,18 +137,17 @@ def build_engine(model: str | Path, tokenizer: object, options: ReplicaOptions) 
         max_seq_len=_max_seq_len(options.max_seq_len, geometry),
         activation=_activation(options.dtype, options.device),
     )
-    weights = checkpoint_bytes(checkpoint, pool.activation.itemsize)
+    weights = checkpoint_bytes(checkpoint, pool.activation.itemsize) // options.tensor_parallel_size
+    geometry = shard_geometry(geometry, TensorParallel(options.tensor_parallel_size))
     plan = _plan(geometry, replay, pool, options, weights) if automatic else None
     if plan is not None:
         options = replace(options, max_batch_size=planned_batch(plan))
         pool = replace(pool, slots=options.batch)
     require_fit(geometry, replay, pool, options, weights)
 
-    from trtllm_replayssm.runtime.session.torch_session import TorchSession
-
-    session = TorchSession.from_checkpoint(
+    session = checkpoint_session(
         checkpoint, replay, pool, state_cache=options.state_cache, device=options.device, debug=options.debug,
-        cuda_graphs=options.cuda_graphs,
+        cuda_graphs=options.cuda_graphs, ranks=options.tensor_parallel_size,
     )  # fmt: skip
     return engine_over(session, model, tokenizer, options)
 

@@ -19,7 +19,8 @@ from trtllm_replayssm.runtime.options import AUTO, STATE_DTYPES, SpeculativeConf
 from trtllm_replayssm.runtime.server.limits import Limits
 
 _PLAIN = ("max_batch_size", "max_num_tokens", "max_seq_len", "dtype", "tokenizer")
-_ONE = ("tp_size", "tensor_parallel_size", "pp_size", "pipeline_parallel_size", "ep_size", "max_beam_width")
+_RANKS = ("tp_size", "tensor_parallel_size")
+_ONE = ("pp_size", "pipeline_parallel_size", "ep_size", "max_beam_width")
 _FIXED = {"enable_chunked_prefill": (True,), "backend": ("torch", "pytorch"), "guided_decoding_backend": ("xgrammar",)}
 _SECTIONS = ("kv_cache_config", "speculative_config", "cuda_graph_config", "replayssm")
 _REPLAY = {"window": int, "recurrence": StateFormat, "rounding": Rounding, "read": StateFormat}
@@ -85,7 +86,7 @@ def merge(file: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]:
 
 def resolve(values: Mapping[str, Any]) -> Launch:
     """Settings of file and flags -> what they mean. Raises ConfigError and UnsupportedError, naming the key."""
-    known = {*_PLAIN, *_ONE, *_FIXED, *_SECTIONS}
+    known = {*_PLAIN, *_RANKS, *_ONE, *_FIXED, *_SECTIONS}
     _refuse_unknown("serve", values, known)
     _refuse_inactive(values)
     ours = _mapping("replayssm", values.get("replayssm"))
@@ -94,6 +95,9 @@ def resolve(values: Mapping[str, Any]) -> Launch:
     for name in _PLAIN:
         if values.get(name) is not None:
             options[name] = _typed(name, values[name], int if name in _INTEGERS else str)
+    ranks = {name: _typed(name, values[name], int) for name in _RANKS if values.get(name) is not None}
+    if ranks:
+        options["tensor_parallel_size"] = _one_of(ranks)
     for name, kind in _ENGINE.items():
         if ours.get(name) is not None:
             options[name] = _typed(f"replayssm.{name}", ours[name], kind)
@@ -116,6 +120,13 @@ def resolve(values: Mapping[str, Any]) -> Launch:
         if ours.get("recurrence") is None and "kv_cache_config" in options:
             options["kv_cache_config"] = replace(cache, mamba_ssm_cache_dtype=AUTO)
     return Launch(options=options, limits=_limits(_mapping("replayssm.limits", ours.get("limits"))))
+
+
+def _one_of(ranks: Mapping[str, int]) -> int:
+    """The value of a setting with two names."""
+    if len(set(ranks.values())) != 1:
+        raise ConfigError("serve", " and ".join(ranks), expected="one value", got=list(ranks.values()))
+    return next(iter(ranks.values()))
 
 
 def _refuse_unknown(where: str, values: Mapping[str, Any], known: set[str]) -> None:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from trtllm_replayssm.graph import ModelOutput
 from trtllm_replayssm.models import model_of
+from trtllm_replayssm.runtime.session.ranks import Sharing
 from trtllm_replayssm.runtime.session.step_context import StepContext
 from trtllm_replayssm.runtime.session.torch_graph import TorchGraph
 from trtllm_replayssm.runtime.session.torch_state_ops import StateOps
@@ -32,9 +33,13 @@ class Network(Protocol):
 
 
 class TorchNetwork:
-    """The model's description, run by torch. poison: rows of tokens that do not exist become NaN (debugging)."""
+    """The model's description, run by torch. poison: rows of tokens that do not exist become NaN (debugging).
+
+    Where weights are a rank's, geometry and states are that rank's too.
+    """
 
     def __init__(self, geometry: ModelGeometry, weights: TorchWeights, state_ops: StateOps, *, poison: bool) -> None:
+        self._sharing = None if weights.ranks is None else Sharing.of(geometry, weights.ranks)
         self._geometry, self._model = geometry, model_of(geometry)
         self._weights, self._state_ops, self._poison = weights, state_ops, poison
 
@@ -47,4 +52,4 @@ class TorchNetwork:
         return self._model.mtp_forward(self._graph(ctx), self._geometry, next_ids, hidden)
 
     def _graph(self, ctx: StepContext) -> TorchGraph:
-        return TorchGraph(self._weights, self._state_ops, ctx, poison=self._poison)
+        return TorchGraph(self._weights, self._state_ops, ctx, poison=self._poison, sharing=self._sharing)

@@ -16,6 +16,7 @@ from trtllm_replayssm.dtypes import FP4_BLOCK
 from trtllm_replayssm.models import model_of
 from trtllm_replayssm.ops.native_experts import ExpertStacks, PackedStack
 from trtllm_replayssm.params import ParamRole
+from trtllm_replayssm.runtime.session.ranks import Ranks
 from trtllm_replayssm.runtime.session.torch_weights import TorchWeights
 from trtllm_replayssm.shapes import ModelGeometry
 from trtllm_replayssm.weights.matrix import MatrixFormat
@@ -31,8 +32,11 @@ class RandomWeights(TorchWeights):
     """
 
     def __init__(
-        self, geometry: ModelGeometry, dtype: torch.dtype, device: torch.device, *, first_layer: int = 0, seed: int = 0
-    ) -> None:
+        self, geometry: ModelGeometry, dtype: torch.dtype, device: torch.device, *, first_layer: int = 0, seed: int = 0,
+        ranks: Ranks | None = None,
+    ) -> None:  # fmt: skip
+        """ranks: `geometry` is that of one of them."""
+        self.ranks = ranks
         self._geometry = geometry
         self._specs = {spec.name: spec for spec in model_of(geometry).parameters(geometry)}
         self._dtype = dtype
@@ -73,6 +77,8 @@ class RandomWeights(TorchWeights):
 
     def _packed_noise(self, name: str, parts: int) -> PackedStack:
         experts, rows, columns = self._specs[name].shape
+        if self.ranks is not None:
+            experts = len(self.ranks.parallel.units(experts))
         kind, generator = self.format_of(name), self._generator(name)
         groups, blocks = -(-rows * parts // GROUP_ROWS), -(-columns // BLOCK_COLUMNS)
         shape, scale = (experts, groups, blocks, GROUP_ROWS * BLOCK_COLUMNS), None

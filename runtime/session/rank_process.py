@@ -27,8 +27,13 @@ def start_ranks(size: int, make: MakeSession, *, backend: str) -> tuple[Session,
     """Start ranks 1..size-1 in processes and rank 0 here -> its session, and a connection to each of the others.
 
     backend: of torch.distributed, "nccl" or "gloo". The processes are daemons: they end with this one. Raises
-    ConfigError with what a rank met while it started.
+    ConfigError with what a rank met while it started, and where this process has another such replica.
     """
+    if distributed.is_initialized():
+        raise ConfigError(
+            "LLM", "tensor_parallel_size", expected="one replica over several ranks in a process", got="a second one",
+            hint="Let go of the first, or use another process",
+        )  # fmt: skip
     context = multiprocessing.get_context("spawn")
     store = Path(tempfile.mkdtemp(prefix="replayssm-ranks-")) / "store"
     connections: list[Connection] = []

@@ -8,7 +8,8 @@ from typing import Protocol
 import torch
 from torch import Tensor, distributed
 
-from trtllm_replayssm.weights.tensor_parallel import TensorParallel
+from trtllm_replayssm.shapes import ModelGeometry
+from trtllm_replayssm.weights.tensor_parallel import TensorParallel, partial_results
 
 
 class Ranks(Protocol):
@@ -27,19 +28,35 @@ class Ranks(Protocol):
 
 @dataclass(frozen=True)
 class Sharing:
-    """How a forward pass runs on one of several ranks. partial: names of the matrices whose results add up."""
+    """How a forward pass runs on one of several ranks.
+
+    partial: names of the matrices whose results add up over the ranks. vocab: rows of the whole output head.
+    """
 
     ranks: Ranks
     partial: frozenset[str]
+    vocab: int
+
+    @staticmethod
+    def of(geometry: ModelGeometry, ranks: Ranks) -> Sharing:
+        """For a model's geometry, the whole one or a rank's."""
+        return Sharing(ranks, partial_results(geometry), geometry.vocab)
 
     def whole(self, result: Tensor, weight: str) -> Tensor:
         """What a matrix gives: added up over the ranks where each holds some of its inputs."""
         return self.ranks.add_up(result) if weight in self.partial else result
 
     def own_rows(self, table: Tensor) -> Tensor:
-        """This rank's rows of an output head that all ranks hold, because it is the embedding table as well."""
-        own = self.ranks.parallel.units(len(table))
+        """This rank's rows of the output head; one that is the embedding table as well is held whole by all ranks."""
+        if len(table) < self.vocab:
+            return table
+        own = self.ranks.parallel.units(self.vocab)
         return table[own.start : own.stop]
+
+    def own_experts(self, ids: Tensor, experts: int) -> Tensor:
+        """Chosen experts [n, top_k] of all -> counted from this rank's first; -1 for those of other ranks."""
+        own = self.ranks.parallel.units(experts)
+        return torch.where((ids >= own.start) & (ids < own.stop), ids - own.start, -1)
 
 
 class ProcessRanks:
@@ -61,6 +78,6 @@ class ProcessRanks:
     def join(self, x: Tensor) -> Tensor:
         """See `Ranks.join`."""
         x = x.contiguous()
-        parts = torch.empty((self.parallel.size * x.numel(),), dtype=x.dtype, device=x.device)
-        distributed.all_gather_into_tensor(parts, x.flatten())
-        return parts.view(self.parallel.size, *x.shape).movedim(0, -2).flatten(-2)
+        parts = torch.empty((self.parallel.size, *x.shape), dtype=x.dtype, device=x.device)
+        distributed.all_gather(list(parts), x)
+        return parts.movedim(0, -2).flatten(-2)

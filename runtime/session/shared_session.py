@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
+
+from torch import distributed
 
 from trtllm_replayssm.config import PoolConfig, ReplayConfig
 from trtllm_replayssm.errors import ContractError, InvariantError
@@ -64,6 +67,11 @@ class SharedSession:
         self.pool: PoolConfig = own.pool
         self._own = own
         self._workers = list(workers)
+        self._closer = weakref.finalize(self, _hang_up, list(workers))
+
+    def close(self) -> None:
+        """End the other ranks' processes; also done when the last reference goes. Nothing may be called after it."""
+        self._closer()
 
     @property
     def signature(self) -> str:
@@ -74,6 +82,10 @@ class SharedSession:
     def free_slots(self) -> int:
         """See `Session.free_slots`."""
         return self._own.free_slots
+
+    def warm_up(self) -> None:
+        """See `Session.warm_up`."""
+        self._first("warm_up")
 
     def allocate(self, seed: int) -> int:
         """See `Session.allocate`."""
@@ -184,6 +196,14 @@ class SharedSession:
                 hint="The ranks no longer agree: restart the replica",
             ) from failure  # fmt: skip
         return answer
+
+
+def _hang_up(workers: list[Connection]) -> None:
+    """The processes of the other ranks end, and this one may start ranks again."""
+    for worker in workers:
+        worker.close()
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
 
 
 def _shared(snapshot: SlotSnapshot) -> SharedSnapshot:

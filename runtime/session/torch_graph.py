@@ -13,6 +13,7 @@ from trtllm_replayssm.ops import native_experts
 from trtllm_replayssm.ops.native_layers import Function
 from trtllm_replayssm.runtime.session.joined_products import followers
 from trtllm_replayssm.runtime.session.native_layers import NativeLayers
+from trtllm_replayssm.runtime.session.ranks import Sharing
 from trtllm_replayssm.runtime.session.step_context import Phase, StepContext
 from trtllm_replayssm.runtime.session.torch_moe import route, routed_experts
 from trtllm_replayssm.runtime.session.torch_state_ops import StateOps
@@ -24,9 +25,13 @@ class TorchGraph:
     """Implements `graph.Graph`. Norms, decays, router scores and states are float32 whatever the activation type."""
 
     def __init__(
-        self, weights: TorchWeights, state_ops: StateOps, context: StepContext, *, poison: bool = False
-    ) -> None:
-        """poison: make the rows of tokens that do not exist NaN, so that a wrong read of one shows."""
+        self, weights: TorchWeights, state_ops: StateOps, context: StepContext, *, poison: bool = False,
+        sharing: Sharing | None = None,
+    ) -> None:  # fmt: skip
+        """poison: make the rows of tokens that do not exist NaN, so that a wrong read of one shows. sharing: weights
+        and state operations are those of one of several ranks.
+        """
+        self._sharing = sharing
         self._weights = weights
         self._state_ops = state_ops
         self._ctx = context
@@ -39,6 +44,11 @@ class TorchGraph:
         return rows.masked_fill(~self._ctx.valid()[..., None], float("nan")) if self._poison else rows
 
     def linear(self, x: Tensor, weight: str) -> Tensor:
+        product = self._product(x, weight)
+        return product if self._sharing is None else self._sharing.whole(product, weight)
+
+    def _product(self, x: Tensor, weight: str) -> Tensor:
+        """`linear` of the inputs that are here: one of several addends where ranks share the matrix's inputs."""
         source, product = self._products.pop(weight, (None, None))
         if source is x and product is not None:
             return product
@@ -52,12 +62,15 @@ class TorchGraph:
         return first
 
     def lm_head(self, x: Tensor, weight: str) -> Tensor:
+        table = self._weights.matrix(weight)
+        if self._sharing is not None:
+            table = self._sharing.own_rows(table)
         if not x.is_cuda or x.dtype is torch.float32:
-            return functional.linear(x, self._weights.matrix(weight)).float()
-        # float32 sums as they are: no rounding, no second pass over [B, T, V]
-        rows = torch.mm(x.flatten(0, -2), self._weights.matrix(weight).t(), out_dtype=torch.float32)
-        logits: Tensor = rows.unflatten(0, x.shape[:-1])
-        return logits
+            logits = functional.linear(x, table).float()
+        else:  # float32 sums as they are: no rounding, no second pass over [B, T, V]
+            rows: Tensor = torch.mm(x.flatten(0, -2), table.t(), out_dtype=torch.float32)
+            logits = rows.unflatten(0, x.shape[:-1])
+        return logits if self._sharing is None else self._sharing.ranks.join(logits)
 
     def add(self, a: Tensor, b: Tensor) -> Tensor:
         return a + b if self._layers is None else self._layers.add(a, b)
@@ -162,11 +175,13 @@ class TorchGraph:
         inner = tokens if names.latent_in is None else self.linear(tokens, names.latent_in)
         if native:
             ids, weights = native_experts.route(logits.view(*valid.shape, -1), bias, shape, self._ctx.rows)
+            ids = ids if self._sharing is None else self._sharing.own_experts(ids, shape.experts)
             stacks = self._weights.expert_stacks(names.experts, gated=shape.gated)
             routed = native_experts.experts(inner, ids, weights, stacks)
         else:
+            ids, weights = route(logits, bias, shape)
             routed = routed_experts(
-                inner, *route(logits, bias, shape), shape,
+                inner, ids if self._sharing is None else self._sharing.own_experts(ids, shape.experts), weights, shape,
                 lambda projection, e: self._weights.expert(f"{names.experts}.{projection}", e),
             )  # fmt: skip
         if names.latent_out is not None:
@@ -174,10 +189,13 @@ class TorchGraph:
         shared = self._shared(tokens, names.shared, shape.gated)
         if names.shared_gate is not None:
             shared = self.linear(tokens, names.shared_gate).sigmoid() * shared
+        both = routed + shared
+        if self._sharing is not None:
+            both = self._sharing.ranks.add_up(both)
         if native:
-            return (routed + shared).view_as(x).masked_fill(~valid[..., None], 0.0)
+            return both.view_as(x).masked_fill(~valid[..., None], 0.0)
         out = torch.zeros_like(x)
-        out[valid] = routed + shared
+        out[valid] = both
         return out
 
     def select_tokens(self, x: Tensor) -> Tensor:
@@ -186,10 +204,11 @@ class TorchGraph:
         return last_tokens(x, self._ctx)
 
     def _shared(self, x: Tensor, prefix: str, gated: bool) -> Tensor:
+        """The shared expert, of several ranks an addend."""
         gate = self.silu(self.linear(x, f"{prefix}.gate_proj.weight")) if gated else None
         up = self.linear(x, f"{prefix}.up_proj.weight")
         inner = self.relu2(up) if gate is None else self.mul(gate, up)
-        return self.linear(inner, f"{prefix}.down_proj.weight")
+        return self._product(inner, f"{prefix}.down_proj.weight")
 
 
 def last_tokens(x: Tensor, ctx: StepContext) -> Tensor:

@@ -30,9 +30,12 @@ def route(logits: Tensor, bias: Tensor | None, shape: MoeShape) -> tuple[Tensor,
 def routed_experts(
     x: Tensor, ids: Tensor, weights: Tensor, shape: MoeShape, expert: Callable[[str, int], Tensor]
 ) -> Tensor:
-    """Weighted sum of the chosen experts: x [n, width], ids and weights [n, top_k]; expert(projection, e) -> matrix."""
+    """Weighted sum of the chosen experts: x [n, width], ids and weights [n, top_k]; expert(projection, e) -> matrix.
+
+    An id of -1 is no expert.
+    """
     out = torch.zeros(x.shape, device=x.device)
-    for e in ids.unique().tolist():
+    for e in ids[ids >= 0].unique().tolist():
         token, choice = torch.nonzero(ids == e, as_tuple=True)
         inner = functional.linear(x[token], expert("up_proj", e))
         if shape.gated:

@@ -32,12 +32,14 @@ from trtllm_replayssm.runtime.session.native_ops import native_ops, native_prefi
 from trtllm_replayssm.runtime.session.network import Network, TorchNetwork
 from trtllm_replayssm.runtime.session.padded_rows import padded_rows
 from trtllm_replayssm.runtime.session.positions import Positions
+from trtllm_replayssm.runtime.session.ranks import Ranks
 from trtllm_replayssm.runtime.session.room import require_room
 from trtllm_replayssm.runtime.session.static_step import StaticStep, StepModel
 from trtllm_replayssm.runtime.session.step_context import Phase, StepContext
 from trtllm_replayssm.runtime.session.torch_state_ops import StateOps
 from trtllm_replayssm.runtime.session.torch_weights import TorchWeights
 from trtllm_replayssm.weights.checkpoint import Checkpoint
+from trtllm_replayssm.weights.shard import CheckpointShard
 
 
 class TorchSession:
@@ -56,8 +58,7 @@ class TorchSession:
         self._weights = weights
         native = native_ops(pools)
         self._state_ops = StateOps(pools, native, native_prefill(pools, native))
-        self._device = pools.cursors.position.device
-        self._debug = debug
+        self._device, self._debug = pools.cursors.position.device, debug
         self._model = StepModel(self._network(), pools, self._state_ops)
         self.graphs = GraphPool(self._device, enabled=cuda_graphs is not None)
         sizes = RecordedSizes()
@@ -75,15 +76,15 @@ class TorchSession:
     def from_checkpoint(
         cls, checkpoint: Checkpoint, replay: ReplayConfig, pool: PoolConfig, *, state_cache: str = "replay",
         device: str = "cpu", debug: bool = False, cuda_graphs: CudaGraphConfig | None = EVERY_BATCH,
+        ranks: Ranks | None = None,
     ) -> TorchSession:  # fmt: skip
-        """Pools for the checkpoint's geometry; weights are read when first used."""
+        """Pools for the checkpoint's geometry, or for the rank's share of it; weights are read when first used."""
         if state_cache not in ("replay", "conventional"):
             raise ContractError("TorchSession", "state_cache", expected="replay or conventional", got=state_cache)
         target = usable_device(device)
-        weights = TorchWeights(checkpoint, torch_dtype(pool.activation), target)
-        pools = StatePools.allocate(
-            checkpoint.geometry, replay, pool, conventional=state_cache == "conventional", device=target
-        )
+        own = checkpoint if ranks is None else CheckpointShard(checkpoint, ranks.parallel)
+        weights = TorchWeights(own, torch_dtype(pool.activation), target, ranks=ranks)
+        pools = StatePools.allocate(own.geometry, replay, pool, conventional=state_cache != "replay", device=target)
         return cls(weights, pools, debug=debug, cuda_graphs=cuda_graphs)
 
     def warm_up(self) -> None:
@@ -265,7 +266,6 @@ class TorchSession:
         self.pools.check_integrity()
 
     def _network(self) -> Network:
-        """What the steps run."""
         return TorchNetwork(self.geometry, self._weights, self._state_ops, poison=self._debug)
 
     @contextmanager

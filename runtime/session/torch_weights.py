@@ -12,7 +12,8 @@ from torch import Tensor
 
 from trtllm_replayssm.ops.native_experts import ExpertStacks, PackedStack
 from trtllm_replayssm.runtime.session.expert_stacks import stack
-from trtllm_replayssm.weights.checkpoint import Checkpoint
+from trtllm_replayssm.runtime.session.ranks import Ranks
+from trtllm_replayssm.weights.shard import WeightSource
 
 DEFAULT_EXPERT_CACHE_BYTES = 1 << 30
 
@@ -26,9 +27,11 @@ class TorchWeights:
     """
 
     def __init__(
-        self, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device,
-        expert_cache_bytes: int = DEFAULT_EXPERT_CACHE_BYTES,
+        self, checkpoint: WeightSource, dtype: torch.dtype, device: torch.device,
+        expert_cache_bytes: int = DEFAULT_EXPERT_CACHE_BYTES, ranks: Ranks | None = None,
     ) -> None:  # fmt: skip
+        """ranks: `checkpoint` is the share of one of them."""
+        self.ranks = ranks
         self._checkpoint = checkpoint
         self._dtype = dtype
         self._device = device

@@ -44,7 +44,7 @@ ROOMS = {
     "runtime.session.base": "session interface",
     "runtime.<file>": "engine parts",
     "runtime.engine": "engine", "runtime.replica": "replica", "runtime.bundle": "replica",
-    "runtime.device_memory": "replica", "runtime.ahead": "replica",
+    "runtime.device_memory": "replica", "runtime.ahead": "replica", "runtime.checkpoint_session": "replica",
     "runtime.llm": "llm", "runtime.loop": "llm", "runtime.handle": "llm", "runtime.progress": "llm",
     "runtime.server": "server",
 }  # fmt: skip

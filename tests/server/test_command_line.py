@@ -113,7 +113,7 @@ def test_chat_reports_what_the_server_refuses_and_goes_on(served: Process) -> No
 @pytest.mark.parametrize(
     ("flags", "named"),
     [
-        (["--tp_size", "2"], "tp_size"), (["--port", "99999"], "port"), (["--max_seq_len", "1"], "max_seq_len"),
+        (["--pp_size", "2"], "pp_size"), (["--port", "99999"], "port"), (["--max_seq_len", "1"], "max_seq_len"),
         (["--max_beam_width", "4"], "max_beam_width"), (["--backend", "tensorrt"], "backend"),
         (["--kv_cache_free_gpu_memory_fraction", "2"], "free_gpu_memory_fraction"),
         (["--max_queue_size", "-1"], "max_queue_size"), (["--api_key", "x", "--api_key_file", "y"], "api_key_file"),

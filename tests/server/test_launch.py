@@ -49,7 +49,7 @@ def test_every_key_arrives_where_it_acts() -> None:
     launch = resolve(
         {
             "max_batch_size": 3, "max_num_tokens": 99, "max_seq_len": 77, "dtype": "float32", "tokenizer": "/x",
-            "backend": "pytorch", "tp_size": 1, "kv_cache_config": {"max_tokens": 400},
+            "backend": "pytorch", "tp_size": 2, "kv_cache_config": {"max_tokens": 400},
             "replayssm": {
                 "window": 8, "recurrence": "fp8", "rounding": "nearest", "read": "nvfp4", "state_cache": "conventional",
                 "prefill_chunk": 5, "device": "cuda:1", "seed": 9, "drafter": "ngram", "draft_len": 4,
@@ -61,7 +61,7 @@ def test_every_key_arrives_where_it_acts() -> None:
     assert launch.options == {
         "max_batch_size": 3, "max_num_tokens": 99, "max_seq_len": 77, "dtype": "float32", "tokenizer": "/x",
         "kv_cache_config": KvCacheConfig(max_tokens=400), "state_cache": "conventional", "prefill_chunk": 5,
-        "device": "cuda:1", "seed": 9, "device_loop": False,
+        "device": "cuda:1", "seed": 9, "device_loop": False, "tensor_parallel_size": 2,
         "speculative_config": NGramDecodingConfig(max_draft_len=4, max_matching_ngram_size=2),
         "replay_config": ReplayConfig(
             window=8, recurrence=StateFormat.FP8, recurrence_rounding=Rounding.NEAREST, read=StateFormat.NVFP4
@@ -76,8 +76,8 @@ def test_every_key_arrives_where_it_acts() -> None:
     ("values", "named"),
     [
         ({"guided_decoding_backend": "llguidance"}, "guided_decoding_backend"),
-        ({"tp_size": 2}, "tp_size"), ({"pipeline_parallel_size": 4}, "pipeline_parallel_size"),
-        ({"tensor_parallel_size": 8}, "tensor_parallel_size"), ({"max_beam_width": 2}, "max_beam_width"),
+        ({"pipeline_parallel_size": 4}, "pipeline_parallel_size"), ({"max_beam_width": 2}, "max_beam_width"),
+        ({"tp_size": 2, "tensor_parallel_size": 4}, "tp_size and tensor_parallel_size"),
         ({"cuda_graph_config": {"max_batch_size": 0}}, "max_batch_size"),
         ({"cuda_graph_config": {"batch_sizes": [1, "2"]}}, "batch_sizes"),
         ({"cuda_graph_config": {"batch_sizes": 4}}, "CudaGraphConfig"),
@@ -179,7 +179,9 @@ def test_a_format_that_is_no_word_is_refused_by_name(value: object) -> None:
 
 @pytest.mark.parametrize("value", [True, 1.0, "1"])
 def test_one_device_is_the_number_one(value: object) -> None:
-    with pytest.raises(UnsupportedError, match="tp_size"):
+    with pytest.raises(UnsupportedError, match="pp_size"):
+        resolve({"pp_size": value})
+    with pytest.raises(ConfigError, match="tp_size"):
         resolve({"tp_size": value})
 
 

@@ -1,0 +1,73 @@
+"""The torch session of a checkpoint: on one device, or on several that share the model."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trtllm_replayssm.config import CudaGraphConfig, PoolConfig, ReplayConfig
+from trtllm_replayssm.errors import ConfigError
+from trtllm_replayssm.runtime.session.base import Session
+from trtllm_replayssm.weights.checkpoint import Checkpoint
+
+if TYPE_CHECKING:  # torch is imported when a session is made, not before
+    from trtllm_replayssm.runtime.session.ranks import Ranks
+
+
+def checkpoint_session(
+    checkpoint: Checkpoint, replay: ReplayConfig, pool: PoolConfig, *, state_cache: str, device: str,
+    cuda_graphs: CudaGraphConfig | None, debug: bool, ranks: int = 1,
+) -> Session:  # fmt: skip
+    """ranks: devices that share the model, each in a process of its own: "cuda" stands for cuda:0, cuda:1, ...
+
+    Raises ConfigError for more ranks than GPUs, and for a model that they cannot share evenly.
+    """
+    from trtllm_replayssm.runtime.session.torch_session import TorchSession
+
+    if ranks == 1:
+        return TorchSession.from_checkpoint(
+            checkpoint, replay, pool, state_cache=state_cache, device=device, debug=debug, cuda_graphs=cuda_graphs
+        )
+    from trtllm_replayssm.runtime.session.rank_process import start_ranks
+    from trtllm_replayssm.runtime.session.shared_session import SharedSession
+
+    _require_devices(device, ranks)
+    make = partial(
+        rank_session, checkpoint.directory, replay, pool, state_cache=state_cache, device=device, debug=debug,
+        cuda_graphs=cuda_graphs,
+    )  # fmt: skip
+    own, workers = start_ranks(ranks, make, backend="gloo" if device == "cpu" else "nccl")
+    return SharedSession(own, workers, checkpoint.geometry)
+
+
+def rank_session(
+    directory: Path, replay: ReplayConfig, pool: PoolConfig, ranks: Ranks, *, state_cache: str, device: str,
+    cuda_graphs: CudaGraphConfig | None, debug: bool,
+) -> Session:  # fmt: skip
+    """One rank's session, in its own process."""
+    from trtllm_replayssm.runtime.session.torch_session import TorchSession
+
+    name = device
+    if device != "cpu":
+        import torch
+
+        name = f"cuda:{ranks.parallel.rank}"
+        torch.cuda.set_device(name)
+    return TorchSession.from_checkpoint(
+        Checkpoint.open(directory), replay, pool, state_cache=state_cache, device=name, debug=debug,
+        cuda_graphs=cuda_graphs, ranks=ranks,
+    )  # fmt: skip
+
+
+def _require_devices(device: str, ranks: int) -> None:
+    if device == "cpu":
+        return
+    import torch
+
+    found = torch.cuda.device_count()
+    if device != "cuda" or found < ranks:
+        raise ConfigError(
+            "LLM", "tensor_parallel_size", expected=f"at most {found} GPUs, and device cuda without a number",
+            got=f"{ranks} on {device}",
+        )  # fmt: skip
