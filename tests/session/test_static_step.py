@@ -61,6 +61,24 @@ def test_rows_that_are_all_padding_change_nothing(name: str) -> None:
     assert hashes(session) == before
 
 
+def test_the_session_checks_room_by_where_static_steps_have_moved_its_slots() -> None:
+    """Its host copies of positions follow its own steps, and `moved` makes it look again."""
+    session = open_session(FAMILIES[0], max_seq_len=20)
+    slot, _ = start(session, sequence(FAMILIES[0])[:10])
+    step = session.static_step(batch=1, width=4)
+    for _ in range(2):
+        fill(step, [(slot, [5, 6, 7, 8])])
+        step.forward()
+        step.commit(torch.tensor([4]))
+    session.moved([slot])
+    with pytest.raises(ContractError, match=rf"tokens of slot {slot}: expected 0..2"):
+        session.decode([DecodeRow(slot, [5, 6, 7])])
+    session.decode([DecodeRow(slot, [5, 6])])
+    session.commit([1])
+    with pytest.raises(ContractError, match=rf"tokens of slot {slot}: expected 0..1"):
+        session.decode([DecodeRow(slot, [5, 6])])
+
+
 def test_a_step_wider_than_the_pool_is_refused() -> None:
     with pytest.raises(ContractError, match="at most T_max = 4, got 5"):
         open_session(FAMILIES[0]).static_step(batch=1, width=5)
