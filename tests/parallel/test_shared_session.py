@@ -11,7 +11,6 @@ import pytest
 from tests.paths import ROOT
 from tests.session.sessions import reference
 from tests.tolerance import REPLAY_LOGIT_NOISE
-from trtllm_replayssm import LLM, NGramDecodingConfig, SamplingParams
 from trtllm_replayssm.config import PoolConfig, ReplayConfig
 from trtllm_replayssm.dtypes import ActivationDtype, StateFormat
 from trtllm_replayssm.errors import ConfigError, InvariantError
@@ -117,19 +116,3 @@ def test_an_error_of_all_ranks_is_one_error_and_the_session_goes_on(sessions: tu
 def test_a_second_replica_over_ranks_in_a_process_is_refused(sessions: tuple[str, Session, Session]) -> None:
     with pytest.raises(ConfigError, match="a second one"):
         opened(sessions[0], 2)
-
-
-def test_llm_writes_the_same_text_on_two_ranks() -> None:
-    entry = reference("qwen-dense")[2]
-    settings = {"max_batch_size": 2, "max_seq_len": 96, "speculative_config": NGramDecodingConfig(max_draft_len=3)}
-    params = SamplingParams(max_tokens=16, temperature=0.0, ignore_eos=True)
-    texts = []
-    for ranks in (1, 2):
-        with LLM(directory("qwen-dense"), tensor_parallel_size=ranks, **settings) as llm:
-            texts.append(llm.generate([entry["input_ids"]], params)[0].outputs[0].token_ids)
-    assert list(texts[0]) == list(texts[1]) == entry["greedy"][:16]
-
-
-def test_sizes_that_cannot_be_shared_are_refused_before_a_process_starts() -> None:
-    with pytest.raises(ConfigError, match="tensor parallel"):
-        LLM(directory("qwen-dense"), tensor_parallel_size=5, max_batch_size=1, max_seq_len=32)
