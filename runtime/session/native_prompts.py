@@ -37,6 +37,7 @@ class NativePrompts:
         self._pools = pools
         self._prefill = prefill
         self._scanned = scanned_state(pools)
+        self._sent: tuple[list[PrefillFlag], Tensor] | None = None
 
     def scan(self, ctx: StepContext, layer: int, tokens: dict[str, Tensor]) -> Tensor:
         """tokens by the names of prefill.h -> [B, T, H, P] in the type of the values."""
@@ -48,8 +49,7 @@ class NativePrompts:
         else:
             assert self._scanned is not None, "the pool has this layer"
             (state, cursors), rows = self._scanned, StepRows(ctx.rows.slot.clamp(max=0), ctx.rows.num_tokens)
-        row_flags = torch.tensor([int(f) for f in flags], dtype=torch.int32, device=ctx.start.device)
-        out = self._prefill.scan(state, cursors, rows, tokens, row_flags, carry)
+        out = self._prefill.scan(state, cursors, rows, tokens, self._on_device(flags), carry)
         for i, (row, flag) in enumerate(zip(ctx.on_host, flags, strict=True)):
             if carry is None or PrefillFlag.TO_CARRY not in flag:
                 continue
@@ -67,6 +67,13 @@ class NativePrompts:
         fresh = not carried and row.start == 0
         source = PrefillFlag.FROM_CARRY if carried else PrefillFlag.FROM_ZERO if fresh else _NONE
         return source | (_NONE if own and row.last_chunk else PrefillFlag.TO_CARRY)
+
+    def _on_device(self, flags: list[PrefillFlag]) -> Tensor:
+        """[B] int32. Sending them waits for the device, and all layers of a pass have the same."""
+        if self._sent is None or self._sent[0] != flags:
+            device = self._pools.cursors.position.device
+            self._sent = flags, torch.tensor([int(f) for f in flags], dtype=torch.int32, device=device)
+        return self._sent[1]
 
     def _carries(self, ctx: StepContext, layer: int, flags: list[PrefillFlag]) -> Tensor | None:
         """[B, H, P, N] float32 with the states that rows continue from; None when no row has a carry."""
