@@ -60,7 +60,11 @@ def _answers(
     lengths: Sequence[int], prompt: int, progress: Callable[[str, int, int], None],
 ) -> Answers:  # fmt: skip
     longest = max(len(ids) for _, ids, _ in encoded)
-    run = ForcedDecoding(model, configuration.replay, streams, prompt, spare_slots=len(encoded), spare_tokens=longest)
+    # examples go on in slots of their own, which a rounding pass would not reach
+    run = ForcedDecoding(
+        model, configuration.replay, streams, prompt, spare_slots=len(encoded), spare_tokens=longest,
+        rounding_pass=False,
+    )  # fmt: skip
     found: Answers = {}
     for length in lengths:
         while run.position < prompt + length:
