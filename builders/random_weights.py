@@ -18,7 +18,7 @@ from trtllm_replayssm.dtypes import FP4_BLOCK
 from trtllm_replayssm.shapes import ModelGeometry
 from trtllm_replayssm.weights.matrix import DenseMatrix, ExpertStack, Fp8Matrix, Matrix, MatrixFormat, Nvfp4Matrix
 from trtllm_replayssm.weights.precision_maps import published_format
-from trtllm_replayssm.weights.random_values import FP4_MEAN_SQUARE, VECTOR_NOISE, unit_scale, vector_centre
+from trtllm_replayssm.weights.random_values import FP4_MEAN_SQUARE, unit_scale, vector_centre, vector_noise
 
 _STEP = 64  # bytes between the beginnings of two experts in the shared pool
 _E4M3_FINITE = np.uint8(0x77)  # keeps sign and magnitude bits below NaN
@@ -48,7 +48,7 @@ class RandomParameters:
     def vector(self, name: str) -> NDArray[np.float32]:
         """See `Parameters`: weights of norms around 1, everything else around 0."""
         spec = self._specs[name]
-        noise = self._generator(name).standard_normal(spec.shape, dtype=np.float32) * np.float32(VECTOR_NOISE)
+        noise = self._generator(name).standard_normal(spec.shape, dtype=np.float32) * np.float32(vector_noise(spec))
         result: NDArray[np.float32] = noise + np.float32(vector_centre(spec))
         return result
 

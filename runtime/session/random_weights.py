@@ -22,7 +22,15 @@ from trtllm_replayssm.shapes import ModelGeometry
 from trtllm_replayssm.weights.matrix import MatrixFormat
 from trtllm_replayssm.weights.packing import BLOCK_COLUMNS, GROUP_ROWS
 from trtllm_replayssm.weights.precision_maps import published_format
-from trtllm_replayssm.weights.random_values import FP4_MEAN_SQUARE, VECTOR_NOISE, unit_scale, vector_centre
+from trtllm_replayssm.weights.random_values import (
+    FP4_MEAN_SQUARE,
+    matrix_size,
+    unit_scale,
+    vector_centre,
+    vector_noise,
+)
+
+_E4M3_ONE = 0x38  # the code of 1
 
 
 class RandomWeights(TorchWeights):
@@ -85,9 +93,9 @@ class RandomWeights(TorchWeights):
         if kind is MatrixFormat.NVFP4:
             data = torch.empty((*shape[:-1], shape[-1] // 2), dtype=torch.uint8, device=self._device)
             data.random_(0, 256, generator=generator)
-            scale = torch.full((*shape[:-1], GROUP_ROWS * BLOCK_COLUMNS // FP4_BLOCK), 1.0, device=self._device).to(
-                torch.float8_e4m3fn
-            )
+            blocks_of_scales = (*shape[:-1], GROUP_ROWS * BLOCK_COLUMNS // FP4_BLOCK)
+            ones = torch.full(blocks_of_scales, _E4M3_ONE, dtype=torch.uint8, device=self._device)
+            scale = ones.view(torch.float8_e4m3fn)
             size = unit_scale(columns, FP4_MEAN_SQUARE)
         else:
             data, size = self._noise(name, shape, torch.bfloat16), unit_scale(columns)
@@ -100,9 +108,9 @@ class RandomWeights(TorchWeights):
             spec = self._specs[name]
             noise = self._noise(name, spec.shape, dtype)
             if spec.role in (ParamRole.VECTOR, ParamRole.CONV):
-                noise.mul_(VECTOR_NOISE).add_(vector_centre(spec))
+                noise.mul_(vector_noise(spec)).add_(vector_centre(spec))
             else:
-                noise.mul_(unit_scale(spec.shape[-1]))
+                noise.mul_(matrix_size(spec, tied=self._geometry.tie_embeddings))
             self._made[name] = noise
         return self._made[name]
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trtllm_replayssm.bench.step.breakdown import OTHER, PARTS, add_up, part_of
+from trtllm_replayssm.bench.step.breakdown import OTHER, PARTS, add_up, alone, part_of
 from trtllm_replayssm.bench.step.cases import Schedule, StepCase, acceptance_table, spread_records
 from trtllm_replayssm.bench.step.floor import slot_state_bytes, step_floor
 from trtllm_replayssm.bench.step.report import line, ratios
@@ -113,6 +113,12 @@ def test_a_drafting_slot_holds_a_quarter_of_the_state(preset: str) -> None:
 def test_kernels_have_their_part(kernel: str, part: str) -> None:
     assert part_of(kernel) == part
     assert add_up([(kernel, 30.0), (kernel, 10.0)], 4) == {p: 10.0 if p == part else 0.0 for p in PARTS}
+
+
+def test_a_kernel_that_waits_for_another_gets_its_own_time_only() -> None:
+    """b begins during a and ends after it; c lies within b; d begins after a gap."""
+    kernels = [("b", 4.0, 15.0), ("a", 0.0, 10.0), ("c", 11.0, 12.0), ("d", 20.0, 23.0)]
+    assert alone(kernels) == [("a", 10.0), ("b", 5.0), ("c", 0.0), ("d", 3.0)]
 
 
 def row(cache: str, rows: int, tokens: int, us: float, role: str = "equal", state: int = 100) -> dict[str, object]:

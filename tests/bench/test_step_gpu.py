@@ -34,7 +34,7 @@ def test_a_slice_is_measured_with_both_caches(preset: str, layers: str, parts: s
     assert [(r["cache"], r["T"]) for r in steps] == [(c, t) for t in (1, 3) for c in ("conventional", "replay")]
     for row in steps:
         assert {part for part, us in row["breakdown_us"].items() if us > 0} == parts
-        assert 0.5 < sum(row["breakdown_us"].values()) / row["us"] < 2.0
+        assert 0.5 < sum(row["breakdown_us"].values()) / row["us"] < 1.3
         assert row["floor_us"] < row["us"] and row["gpu"] == torch.cuda.get_device_name()
         # the plan is an upper bound but for the pieces in which memory is handed out
         assert row["peak_bytes"] < 1.02 * row["planned_bytes"] + (64 << 20)

@@ -45,7 +45,8 @@ def test_shapes_types_and_sizes() -> None:
         elif spec.role in (ParamRole.LINEAR, ParamRole.EMBEDDING):
             tensor = parameters.matrix(spec.name)
             assert tensor.shape == spec.shape and tensor.dtype is torch.bfloat16
-            assert 0.6 < float(tensor.float().square().mean().sqrt()) * spec.shape[-1] ** 0.5 < 1.4
+            size = 16.0 if "embed" in spec.name else spec.shape[-1] ** -0.5
+            assert 0.6 < float(tensor.float().square().mean().sqrt()) / size < 1.4
         elif spec.role is ParamRole.ROUTER:
             assert parameters.matrix_float32(spec.name).dtype is torch.float32
         else:
@@ -90,3 +91,18 @@ def test_logits_of_many_steps_stay_finite(name: str) -> None:
         assert torch.isfinite(logits).all() and 0.1 < float(logits.std()) < 10.0
         step.commit(torch.tensor([2, 1]))
         step.ids.copy_(logits.argmax(-1))
+
+
+def test_routers_spread_tokens_over_the_experts() -> None:
+    """Load as of independent choices: every expert is used, none by more than a few times its share."""
+    name = next(n for n in NAMES if checkpoint(n).geometry.moe is not None)
+    geometry = replace(checkpoint(name).geometry, mtp_pattern=())
+    assert geometry.moe is not None and not geometry.tie_embeddings
+    weights, rows = made(geometry), 64
+    router = next(s.name for s in model_of(geometry).parameters(geometry) if s.role is ParamRole.ROUTER)
+    table = weights.matrix(next(s.name for s in model_of(geometry).parameters(geometry) if "embed" in s.name))
+    hidden = table[:rows].float() + torch.randn(table.shape[1])  # tokens, and what layers add to all of them
+    scores = (hidden / hidden.square().mean(-1, keepdim=True).sqrt()) @ weights.matrix_float32(router).T
+    load = torch.bincount(scores.topk(geometry.moe.top_k).indices.flatten(), minlength=geometry.moe.experts)
+    share = rows * geometry.moe.top_k / geometry.moe.experts
+    assert load.min() > 0 and load.max() < 3 * share

@@ -16,7 +16,7 @@ from trtllm_replayssm.weights.presets import preset_names
 _DESCRIPTION = """Times whole decode steps (T = 1) and verify steps by replay of one CUDA graph each: forward pass,
 argmax, acceptance forced to a mean, commit and the next step's inputs, flushes of full windows included, rows at all
 places of their windows. A preset has random parameters in the public checkpoint's formats; keys, values and states are
-random as well, and no drafting head runs. Layers of a preset are measured with a vocabulary of 1,024 ids. Both caches
+random as well, and no drafting head runs. Layers of a preset are measured with a vocabulary of 4,096 ids. Both caches
 run one after another in one process."""
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
+Interval = tuple[str, float, float]
 OTHER = "other"
 # First match wins. Names of our own kernels (plugins/kernels), of torch's flash attention, and of cuBLAS and CUTLASS.
 _PARTS = (
@@ -33,16 +35,31 @@ def add_up(kernels: Iterable[tuple[str, float]], steps: int) -> dict[str, float]
     return total
 
 
+def alone(kernels: Iterable[Interval]) -> list[tuple[str, float]]:
+    """(kernel, begin, end) in microseconds -> (kernel, time after every earlier one has ended), in order of beginning.
+
+    A kernel of a programmatic launch begins while the one before it runs, and waits: that time is the other's.
+    """
+    found, reached = [], float("-inf")
+    for name, begin, end in sorted(kernels, key=lambda kernel: kernel[1:]):
+        found.append((name, max(end - max(begin, reached), 0.0)))
+        reached = max(reached, end)
+    return found
+
+
 def profile_steps(run: Callable[[], object], steps: int) -> tuple[dict[str, float], list[tuple[str, float]]]:
     """Run `steps` steps under the profiler -> microseconds a step by part, and by kernel, the slowest first."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
         for _ in range(steps):
             run()
         torch.cuda.synchronize()
-    kernels: list[tuple[str, float]] = [(e.key, _microseconds(e)) for e in profiler.key_averages()]
-    by_kernel = sorted(((name, us / steps) for name, us in kernels if us), key=lambda k: -k[1])
-    return add_up(kernels, steps), by_kernel
+    intervals = [(e.name, e.time_range.start, e.time_range.end) for e in profiler.events() if _on_device(e)]
+    kernels = alone(intervals)
+    by_kernel: defaultdict[str, float] = defaultdict(float)
+    for name, us in kernels:
+        by_kernel[name] += us / steps
+    return add_up(kernels, steps), sorted(by_kernel.items(), key=lambda kernel: -kernel[1])
 
 
-def _microseconds(event: Any) -> float:
-    return float(event.self_device_time_total)
+def _on_device(event: Any) -> bool:
+    return bool(event.device_type == torch.autograd.DeviceType.CUDA)

@@ -15,7 +15,8 @@ class StepLoop:
     """The rows of a case over the first slots of a session, recorded once and replayed by `run`.
 
     Sequences have no real prompt: positions are written into the cursors, keys and values are random numbers, recurrent
-    states are what the warm-up steps make of zero states. Every id that a step yields is an input of the next one.
+    states are what the warm-up steps make of zero states. The ids that a step yields, each moved by a constant of its
+    place, are the inputs of the next one.
     """
 
     def __init__(self, session: TorchSession, case: StepCase) -> None:
@@ -27,6 +28,10 @@ class StepLoop:
         table = acceptance_table(case.accepted, case.rows)
         self._table = torch.tensor(table, dtype=torch.int64, device=device)
         self._turn = torch.zeros(1, dtype=torch.int64, device=device)
+        generator = torch.Generator(device).manual_seed(1)
+        self._shift = torch.randint(
+            session.geometry.vocab, self._step.ids.shape, device=device, generator=generator
+        )  # a random model would soon repeat the same few ids in all rows, and choose the same experts
         self.run: Callable[[], Tensor] = session.graphs.captured(self._work)
         """One step; gives its logits [B, T, V]."""
 
@@ -53,7 +58,7 @@ class StepLoop:
         step = self._step
         logits = step.forward().logits
         step.commit(self._table.index_select(0, self._turn)[0])
-        step.ids.copy_(logits.argmax(-1))
+        step.ids.copy_((logits.argmax(-1) + self._shift) % self._session.geometry.vocab)
         self._turn.add_(1).remainder_(len(self._table))
         return logits
 

@@ -23,7 +23,7 @@ from trtllm_replayssm.weights.matrix import MatrixFormat
 from trtllm_replayssm.weights.presets import preset_geometry, slice_geometry
 
 ALL = "all"
-SLICE_VOCAB = 1024  # of a slice: it counts its own layers, so its embedding and output head shall cost nothing
+SLICE_VOCAB = 4096  # of a slice: it counts its own layers, so its embedding and output head shall cost nothing
 
 
 @dataclass(frozen=True)
