@@ -62,4 +62,4 @@ def profile_steps(run: Callable[[], object], steps: int) -> tuple[dict[str, floa
 
 
 def _on_device(event: Any) -> bool:
-    return bool(event.device_type == torch.autograd.DeviceType.CUDA)
+    return bool(event.device_type.name == "CUDA")
