@@ -3,7 +3,8 @@
 // A plugin's config struct has `template <class Visitor> void visit(Visitor&)`, which names every field once:
 //     visitor.integer("window", window, 1, 64);
 //     visitor.code("activation", activation, {RSSM_FLOAT16, RSSM_BFLOAT16});
-// Every field is one int32 and required; unknown and repeated ones are refused.
+//     visitor.real("scaling", scaling, 0.0f, 1.0f);
+// Every field is one int32, or one float32 where it is real, and required; unknown and repeated ones are refused.
 #pragma once
 
 #include <cstdarg>
@@ -30,6 +31,9 @@ class FieldList {
     fields_.emplace_back(name, &value, PluginFieldType::kINT32, 1);
   }
   void code(const char* name, int32_t& value, std::initializer_list<int32_t>) { integer(name, value, 0, 0); }
+  void real(const char* name, float& value, float, float) {
+    fields_.emplace_back(name, &value, PluginFieldType::kFLOAT32, 1);
+  }
   std::vector<PluginField> take() { return std::move(fields_); }
 
  private:
@@ -42,11 +46,17 @@ class FieldParser {
   explicit FieldParser(const PluginFieldCollection* fields) : fields_(fields) {}
 
   void integer(const char* name, int32_t& value, int32_t low, int32_t high) {
-    if (read(name, value) && (value < low || value > high)) refuse(name, "expected %d..%d, got %d", low, high, value);
+    if (!read(name, PluginFieldType::kINT32, "int32", value)) return;
+    if (value < low || value > high) refuse(name, "expected %d..%d, got %d", low, high, value);
+  }
+
+  void real(const char* name, float& value, float low, float high) {
+    if (!read(name, PluginFieldType::kFLOAT32, "float32", value)) return;
+    if (!(value >= low && value <= high)) refuse(name, "expected %g..%g, got %g", low, high, value);
   }
 
   void code(const char* name, int32_t& value, std::initializer_list<int32_t> codes) {
-    if (!read(name, value)) return;
+    if (!read(name, PluginFieldType::kINT32, "int32", value)) return;
     std::string options;
     for (int32_t option : codes) {
       if (value == option) return;
@@ -72,7 +82,8 @@ class FieldParser {
  private:
   int32_t count() const { return fields_ == nullptr || fields_->fields == nullptr ? 0 : fields_->nbFields; }
 
-  bool read(const char* name, int32_t& value) {
+  template <class Number>
+  bool read(const char* name, PluginFieldType type, const char* typeName, Number& value) {
     asked_.push_back(name);
     if (!ok()) return false;
     const PluginField* found = nullptr;
@@ -82,9 +93,9 @@ class FieldParser {
       if (found != nullptr) return refuse(name, "given twice");
       found = &field;
     }
-    if (found == nullptr) return refuse(name, "missing, expected one int32");
-    if (found->type != PluginFieldType::kINT32 || found->length != 1 || found->data == nullptr) {
-      return refuse(name, "expected one int32, got %d of field type %d at %p", found->length,
+    if (found == nullptr) return refuse(name, "missing, expected one %s", typeName);
+    if (found->type != type || found->length != 1 || found->data == nullptr) {
+      return refuse(name, "expected one %s, got %d of field type %d at %p", typeName, found->length,
                     static_cast<int32_t>(found->type), found->data);
     }
     std::memcpy(&value, found->data, sizeof(value));

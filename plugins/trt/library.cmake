@@ -8,7 +8,7 @@ if(NOT TENSORRT_INCLUDE_DIR)
 endif()
 message(STATUS "replayssm: TensorRT headers in ${TENSORRT_INCLUDE_DIR}")
 
-add_library(trtllm_replayssm_plugins SHARED trt/log.cpp trt/registry.cpp trt/replay.cpp)
+add_library(trtllm_replayssm_plugins SHARED trt/experts.cpp trt/log.cpp trt/registry.cpp trt/replay.cpp)
 target_include_directories(trtllm_replayssm_plugins PRIVATE . ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
 # TensorRT's own headers warn about what they deprecate.
 target_include_directories(trtllm_replayssm_plugins SYSTEM PRIVATE ${TENSORRT_INCLUDE_DIR})

@@ -110,7 +110,8 @@ class Plugin final : public nvinfer1::IPluginV3,
     const auto& port = ports_[static_cast<size_t>(position < numInputs ? position : source(position - numInputs))];
     const nvinfer1::PluginTensorDesc& got = tensors[position].desc;
     return got.format == nvinfer1::TensorFormat::kLINEAR &&
-           (port.dtype == RSSM_NO_DTYPE || got.type == networkType(port.dtype));
+           (port.dtype == RSSM_NO_DTYPE ||
+            got.type == (port.bytes ? nvinfer1::DataType::kINT8 : networkType(port.dtype)));
   }
 
   int32_t configurePlugin(const nvinfer1::DynamicPluginTensorDesc* inputs, int32_t numInputs,
@@ -206,7 +207,7 @@ class Plugin final : public nvinfer1::IPluginV3,
 
   static rssm_tensor viewOf(const Port<Args>& port, const nvinfer1::Dims& dims, const void* data) {
     return port.channels.heads > 0 ? channelView(dims, port.dtype, data, port.channels)
-                                   : denseView(dims, port.dtype, data);
+                                   : denseView(dims, port.dtype, data, port.bytes);
   }
 
   bool enqueueStep(const nvinfer1::PluginTensorDesc* inputDesc, const nvinfer1::PluginTensorDesc* outputDesc,

@@ -27,6 +27,7 @@ struct Port {
   int32_t rank;             // -1: any rank
   bool inPlace = false;
   Channels channels = {0, 0, 0};  // heads 0: the tensor as it is
+  bool bytes = false;             // weights: travel as int8 whatever their type, a row's bytes in the last axis
 };
 
 // How a tensor of an ABI type travels through a network. Packed 4-bit types travel as bytes: they are no legal network
@@ -54,8 +55,8 @@ inline int64_t elementBytes(int32_t dtype) {
   }
 }
 
-// A dense row-major view; packed types count elements in the ABI and bytes in the network.
-inline rssm_tensor denseView(const nvinfer1::Dims& dims, int32_t dtype, const void* data) {
+// A dense row-major view; packed types, and others where they travel so, count bytes in the network and elements here.
+inline rssm_tensor denseView(const nvinfer1::Dims& dims, int32_t dtype, const void* data, bool bytes = false) {
   rssm_tensor view{};
   view.data = const_cast<void*>(data);
   view.dtype = dtype;
@@ -64,6 +65,7 @@ inline rssm_tensor denseView(const nvinfer1::Dims& dims, int32_t dtype, const vo
   for (int32_t axis = view.rank - 1; axis >= 0; --axis) {
     bool packed = dtype == RSSM_FLOAT4_E2M1 && axis == view.rank - 1;
     view.shape[axis] = dims.d[axis] * (packed ? 2 : 1);
+    if (bytes && axis == view.rank - 1) view.shape[axis] /= elementBytes(dtype);
     view.stride[axis] = stride;
     stride *= view.shape[axis];
   }

@@ -1,6 +1,7 @@
 // What TensorRT looks up in a plugin library: getCreators and setLoggerFinder.
 #include "trt/commit.h"
 #include "trt/conv1d.h"
+#include "trt/experts.h"
 #include "trt/replay.h"
 
 namespace {
@@ -11,8 +12,9 @@ nvinfer1::IPluginCreatorInterface* const* creators(int32_t& count) noexcept {
   static Creator<Mamba2Replay> mamba2;
   static Creator<GatedDeltaNetReplay> gatedDeltaNet;
   static Creator<CausalConv1dReplay> conv1d;
+  static Creator<MoeExperts> experts;
   static Creator<ReplayCommit> commit;
-  static nvinfer1::IPluginCreatorInterface* const all[] = {&mamba2, &gatedDeltaNet, &conv1d, &commit};
+  static nvinfer1::IPluginCreatorInterface* const all[] = {&mamba2, &gatedDeltaNet, &conv1d, &experts, &commit};
   count = static_cast<int32_t>(sizeof(all) / sizeof(all[0]));
   return all;
 }

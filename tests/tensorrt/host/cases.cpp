@@ -97,6 +97,26 @@ Case commit() {
   return {"ReplayCommit", {{"window", L}, {"max_step_tokens", T}}, inputs, 0};
 }
 
+// Gated experts with the group-limited router; logits lie behind other channels of their projection.
+Case experts(int32_t format) {
+  constexpr int64_t E = 8, kWidth = 64, kInner = 24, kTiles = 3, kDownTiles = 4, kScales = 128;
+  int64_t bytes = format == RSSM_FLOAT4_E2M1 ? 1024 : format == RSSM_FLOAT8_E4M3 ? 2048 : 4096;
+  int64_t factors = format == RSSM_FLOAT8_E4M3 ? kInner : 1;
+  DataType raw = DataType::kINT8;
+  std::vector<Input> inputs = {{kAct, {B, T, kWidth + 16}, false}, {kFloat, {B, T, E + 1}, false}, {kInt, {B}, false},
+                               {kInt, {B}, false}, {kFloat, {E}, false}, {raw, {E, kTiles, 1, bytes}, false}};
+  if (format == RSSM_FLOAT4_E2M1) inputs.push_back({raw, {E, kTiles, 1, kScales}, false});
+  inputs.push_back({kFloat, {E, 2, factors}, false});
+  inputs.push_back({raw, {E, kDownTiles, 1, bytes}, false});
+  if (format == RSSM_FLOAT4_E2M1) inputs.push_back({raw, {E, kDownTiles, 1, kScales}, false});
+  inputs.push_back({kFloat, {E, 1, 1}, false});
+  return {"MoeExperts",
+          {{"experts", E}, {"top_k", 2}, {"width", kWidth}, {"intermediate", kInner}, {"gated", 1},
+           {"weight_format", format}, {"router", 1}, {"groups", 2}, {"topk_group", 1}, {"norm_topk", 1},
+           real("scaling", 2.5f), {"activation", RSSM_BFLOAT16}, {"x_offset", 16}, {"logits_offset", 1}},
+          inputs, kWidth};
+}
+
 }  // namespace
 
 std::vector<Case> cases() {
@@ -108,6 +128,7 @@ std::vector<Case> cases() {
     }
   }
   all.push_back(conv1d());
+  for (int32_t format : {RSSM_BFLOAT16, RSSM_FLOAT8_E4M3, RSSM_FLOAT4_E2M1}) all.push_back(experts(format));
   all.push_back(commit());
   return all;
 }

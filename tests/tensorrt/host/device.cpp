@@ -1,7 +1,8 @@
 // enqueue with real tensors: reads a case, runs its steps on one stream, writes what the plugin wrote.
 //
 // FILE, little endian, written by test_plugins_gpu.py:
-//   int32 fields; each: int32 length of the name, its characters, int32 value
+//   int32 captured: 1 runs the steps as replays of one CUDA graph
+//   int32 fields; each: int32 length of the name, its characters, int32 real, int32 value or float32
 //   int32 inputs; each: int32 type, int32 in_place, int32 rank, int64 dims[rank]
 //   int32 width of the dense output or 0, int32 steps
 //   data of the in-place inputs, in order; then for each step the data of the others, in order
@@ -91,21 +92,16 @@ void keep(std::ofstream& out, const void* device, size_t bytes) {
   out.write(data.data(), static_cast<std::streamsize>(bytes));
 }
 
-}  // namespace
-
-int runOnDevice(const char* name, const char* path) {
-  Reader reader(path);
-  if (!reader.good()) return 1;
-  std::vector<std::string> names;
-  std::vector<Value> values;
+// The plugin's fields, inputs and width; `names` owns what the fields point to.
+Case readCase(const char* plugin, Reader& reader, std::vector<std::string>& names) {
+  Case c{plugin, {}, {}, 0};
   int32_t numFields = reader.number<int32_t>();
-  names.reserve(static_cast<size_t>(numFields));  // values point into it
+  names.reserve(static_cast<size_t>(numFields));
   for (int32_t i = 0; i < numFields; ++i) {
     const std::string& field = names.emplace_back(reader.text());
-    values.push_back({field.c_str(), reader.number<int32_t>()});
+    PluginFieldType type = reader.number<int32_t>() != 0 ? PluginFieldType::kFLOAT32 : PluginFieldType::kINT32;
+    c.fields.push_back({field.c_str(), reader.number<int32_t>(), type});
   }
-  Fields fields(values);
-  Case c{name, values, {}, 0};
   int32_t count = reader.number<int32_t>();
   for (int32_t i = 0; i < count; ++i) {
     Input input{static_cast<DataType>(reader.number<int32_t>()), {}, false};
@@ -115,56 +111,109 @@ int runOnDevice(const char* name, const char* path) {
     c.inputs.push_back(input);
   }
   c.width = reader.number<int32_t>();
-  int32_t steps = reader.number<int32_t>();
+  return c;
+}
 
-  PluginFieldCollection collection = fields.collection();
-  std::unique_ptr<nvinfer1::IPluginV3> plugin(
-      creator(name)->createPlugin("run", &collection, nvinfer1::TensorRTPhase::kRUNTIME));
-  if (plugin == nullptr) return std::printf("FAILED %s\n", lastReport().c_str()), 1;
-  auto* runtime = static_cast<nvinfer1::IPluginV3OneRuntime*>(
-      plugin->getCapabilityInterface(nvinfer1::PluginCapabilityType::kRUNTIME));
-  auto* build = static_cast<nvinfer1::IPluginV3OneBuildV2*>(
-      plugin->getCapabilityInterface(nvinfer1::PluginCapabilityType::kBUILD));
+// One plugin at one shape: what an engine holds of it, and its launch as it is or as a replay.
+class Layer {
+ public:
+  bool open(const Case& c) {
+    Fields fields(c.fields);
+    PluginFieldCollection collection = fields.collection();
+    plugin_.reset(creator(c.plugin)->createPlugin("run", &collection, nvinfer1::TensorRTPhase::kRUNTIME));
+    if (plugin_ == nullptr) return std::printf("FAILED %s\n", lastReport().c_str()), false;
+    using Type = nvinfer1::PluginCapabilityType;
+    runtime_ = static_cast<nvinfer1::IPluginV3OneRuntime*>(plugin_->getCapabilityInterface(Type::kRUNTIME));
+    auto* build = static_cast<nvinfer1::IPluginV3OneBuildV2*>(plugin_->getCapabilityInterface(Type::kBUILD));
+    std::vector<nvinfer1::DynamicPluginTensorDesc> all;
+    for (const Input& input : c.inputs) in_.push_back(descOf(input));
+    for (const Input& output : outputsOf(c)) out_.push_back(descOf(output));
+    for (const auto* list : {&in_, &out_}) {
+      for (const nvinfer1::PluginTensorDesc& desc : *list) all.push_back({desc, desc.dims, desc.dims, desc.dims});
+    }
+    int32_t numInputs = static_cast<int32_t>(in_.size()), numOutputs = static_cast<int32_t>(out_.size());
+    if (build->configurePlugin(all.data(), numInputs, all.data() + numInputs, numOutputs) != 0) {
+      return std::printf("FAILED configurePlugin: %s\n", lastReport().c_str()), false;
+    }
+    workspaceBytes_ = build->getWorkspaceSize(all.data(), numInputs, all.data() + numInputs, numOutputs);
+    return allocate(c, buffers) && good(cudaMalloc(&workspace_, workspaceBytes_ + 256), "cudaMalloc") &&
+           good(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "stream");
+  }
+
+  void spoil() {
+    for (size_t i = 0; i < buffers.inputs.size(); ++i) cudaMemset(buffers.inputs[i], 0x7f, buffers.inputBytes[i]);
+    cudaMemset(workspace_, 0x7f, workspaceBytes_);
+    good(cudaDeviceSynchronize(), "garbage");
+  }
+
+  bool run() {
+    if (replay_ != nullptr) return good(cudaGraphLaunch(replay_, stream_), "replay") && settled();
+    return enqueue() && settled();
+  }
+
+  // From now on `run` replays what `enqueue` launches.
+  bool capture() {
+    cudaGraph_t graph = nullptr;
+    return good(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "capture") && enqueue() &&
+           good(cudaStreamEndCapture(stream_, &graph), "end of capture") &&
+           good(cudaGraphInstantiate(&replay_, graph, 0), "graph");
+  }
 
   Buffers buffers;
-  cudaStream_t stream = nullptr;
-  if (!allocate(c, buffers) || !good(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream")) return 1;
-  size_t workspaceBytes = build->getWorkspaceSize(nullptr, 0, nullptr, 0);
-  void* workspace = nullptr;
-  if (!good(cudaMalloc(&workspace, workspaceBytes + 256), "cudaMalloc")) return 1;
-  std::vector<nvinfer1::PluginTensorDesc> in, out;
-  for (const Input& input : c.inputs) in.push_back(descOf(input));
-  for (const Input& output : outputsOf(c)) out.push_back(descOf(output));
-  auto enqueue = [&] {
-    int32_t failed = runtime->enqueue(in.data(), out.data(), buffers.inputs.data(), buffers.outputs.data(), workspace, stream);
+
+ private:
+  bool enqueue() {
+    int32_t failed =
+        runtime_->enqueue(in_.data(), out_.data(), buffers.inputs.data(), buffers.outputs.data(), workspace_, stream_);
     if (failed != 0) std::printf("FAILED enqueue: %s\n", lastReport().c_str());
-    return failed == 0 && good(cudaStreamSynchronize(stream), "step");
-  };
+    return failed == 0;
+  }
+  bool settled() const { return good(cudaStreamSynchronize(stream_), "step"); }
 
-  for (size_t i = 0; i < buffers.inputs.size(); ++i) cudaMemset(buffers.inputs[i], 0x7f, buffers.inputBytes[i]);
-  cudaMemset(workspace, 0x7f, workspaceBytes);
-  if (!good(cudaDeviceSynchronize(), "garbage") || !enqueue()) return 1;
+  std::unique_ptr<nvinfer1::IPluginV3> plugin_;
+  nvinfer1::IPluginV3OneRuntime* runtime_ = nullptr;
+  std::vector<nvinfer1::PluginTensorDesc> in_, out_;
+  void* workspace_ = nullptr;
+  size_t workspaceBytes_ = 0;
+  cudaStream_t stream_ = nullptr;
+  cudaGraphExec_t replay_ = nullptr;
+};
 
+void load(Reader& reader, const Case& c, Buffers& buffers, bool inPlace) {
   for (size_t i = 0; i < c.inputs.size(); ++i) {
-    if (!c.inputs[i].inPlace) continue;
+    if (c.inputs[i].inPlace != inPlace) continue;
     std::vector<char> data = reader.bytes(buffers.inputBytes[i]);
     good(cudaMemcpy(buffers.inputs[i], data.data(), data.size(), cudaMemcpyHostToDevice), "copy");
   }
+}
+
+}  // namespace
+
+int runOnDevice(const char* name, const char* path) {
+  Reader reader(path);
+  if (!reader.good()) return 1;
+  bool captured = reader.number<int32_t>() != 0;
+  std::vector<std::string> names;
+  Case c = readCase(name, reader, names);
+  int32_t steps = reader.number<int32_t>();
+  Layer layer;
+  if (!layer.open(c)) return 1;
+  layer.spoil();
+  if (!layer.run()) return 1;
+  Buffers& buffers = layer.buffers;
+  load(reader, c, buffers, true);
+  if (captured && !layer.capture()) return 1;
   std::ofstream results(std::string(path) + ".out", std::ios::binary);
   for (int32_t step = 0; step < steps; ++step) {
-    for (size_t i = 0; i < c.inputs.size(); ++i) {
-      if (c.inputs[i].inPlace) continue;
-      std::vector<char> data = reader.bytes(buffers.inputBytes[i]);
-      good(cudaMemcpy(buffers.inputs[i], data.data(), data.size(), cudaMemcpyHostToDevice), "copy");
-    }
-    if (!enqueue()) return 1;
+    load(reader, c, buffers, false);
+    if (!layer.run()) return 1;
     if (c.width > 0) keep(results, buffers.outputs[0], buffers.outputBytes[0]);
   }
   for (size_t i = c.width > 0 ? 1 : 0; i < buffers.outputs.size(); ++i) {
     keep(results, buffers.outputs[i], buffers.outputBytes[i]);
   }
-  std::printf("%s: %d steps\n", name, steps);
-  return 0;
+  std::printf("%s: %d steps%s\n", name, steps, captured ? ", replayed" : "");
+  return reader.good() ? 0 : 1;
 }
 
 }  // namespace host

@@ -25,6 +25,7 @@ void refused(const Case& c, const char* what, size_t field, const Edit& edit) {
 
 void checkFields(const Case& c) {
   static const int32_t huge = 1 << 30, negative = -1;
+  static const float hugeReal = 1e30f, negativeReal = -1.0f;
   static const int64_t wide = 4;
   const PluginFieldCollection* names = creator(c.plugin)->getFieldNames();
   CHECK(names->nbFields == static_cast<int32_t>(c.fields.size()), "%s announces %d fields", c.plugin, names->nbFields);
@@ -36,10 +37,31 @@ void checkFields(const Case& c) {
     refused(c, "a wide", i, [](auto& list, size_t at) {
       list[at] = PluginField(list[at].name, &wide, PluginFieldType::kINT64, 1);
     });
-    refused(c, "a huge", i, [](auto& list, size_t at) { list[at].data = &huge; });
-    refused(c, "a negative", i, [](auto& list, size_t at) { list[at].data = &negative; });
+    bool isReal = c.fields[i].type == PluginFieldType::kFLOAT32;
+    const void *large = isReal ? static_cast<const void*>(&hugeReal) : &huge;
+    const void *small = isReal ? static_cast<const void*>(&negativeReal) : &negative;
+    refused(c, "a huge", i, [large](auto& list, size_t at) { list[at].data = large; });
+    refused(c, "a negative", i, [small](auto& list, size_t at) { list[at].data = small; });
+    refused(c, "a mistyped", i, [isReal](auto& list, size_t at) {
+      list[at].type = isReal ? PluginFieldType::kINT32 : PluginFieldType::kFLOAT32;
+    });
     refused(c, "a long", i, [](auto& list, size_t at) { list[at].length = 2; });
   }
+}
+
+// Values that are in range each and contradict one another: name, value and a part of the sentence.
+struct Contradiction {
+  const char *name;
+  int32_t value;
+  const char *reason;
+};
+
+std::vector<Contradiction> contradictions(const char* plugin) {
+  std::string name = plugin;
+  if (name == "CausalConv1dReplay") return {};
+  if (name != "MoeExperts") return {{"max_step_tokens", 5, "T_max <= L"}};  // the window is 4
+  return {{"top_k", 9, "the 8 experts"}, {"groups", 3, "divisor of the 8 experts"}, {"topk_group", 3, "the 2 groups"},
+          {"width", 68, "multiple of 8"}, {"intermediate", 20, "multiple of 8"}};
 }
 
 void checkRefusals(const Case& c) {
@@ -52,15 +74,18 @@ void checkRefusals(const Case& c) {
   CHECK(plugin == nullptr && takeReport().find("field windw") != std::string::npos, "%s accepts an unknown field", c.plugin);
   CHECK(maker->createPlugin("x", nullptr, nvinfer1::TensorRTPhase::kBUILD) == nullptr, "%s accepts no fields", c.plugin);
   CHECK(takeReport().find("missing") != std::string::npos, "%s", c.plugin);
-  if (std::strcmp(c.plugin, "CausalConv1dReplay") == 0) return;  // it has no window
-  std::vector<Value> longer = c.fields;
-  for (Value& value : longer) {
-    if (std::string(value.name) == "max_step_tokens") value.number = 5;  // the window is 4
+  for (const Contradiction& wrong : contradictions(c.plugin)) {
+    std::vector<Value> values = c.fields;
+    for (Value& value : values) {
+      if (std::strcmp(value.name, wrong.name) == 0) value.number = wrong.value;
+    }
+    Fields given(values);
+    collection = given.collection();
+    CHECK(maker->createPlugin("x", &collection, nvinfer1::TensorRTPhase::kBUILD) == nullptr, "%s accepts %s %d", c.plugin,
+          wrong.name, wrong.value);
+    std::string report = takeReport();
+    CHECK(report.find(wrong.reason) != std::string::npos, "%s, %s: reported '%s'", c.plugin, wrong.name, report.c_str());
   }
-  Fields wrong(longer);
-  collection = wrong.collection();
-  CHECK(maker->createPlugin("x", &collection, nvinfer1::TensorRTPhase::kBUILD) == nullptr, "%s accepts T > L", c.plugin);
-  CHECK(takeReport().find("T_max <= L") != std::string::npos, "%s", c.plugin);
 }
 
 }  // namespace host

@@ -44,17 +44,24 @@ inline std::string& lastReport() {
 }
 inline std::string takeReport() { return std::exchange(lastReport(), std::string()); }
 
-// A named value of a plugin field.
+// A named value of a plugin field: an int32, or the bits of a float32.
 struct Value {
   const char* name;
   int32_t number;
+  PluginFieldType type = PluginFieldType::kINT32;
 };
+
+inline Value real(const char* name, float value) {
+  Value v{name, 0, PluginFieldType::kFLOAT32};
+  std::memcpy(&v.number, &value, sizeof(value));
+  return v;
+}
 
 // Owns what a PluginFieldCollection points to.
 class Fields {
  public:
   explicit Fields(std::vector<Value> values) : values_(std::move(values)) {
-    for (Value& v : values_) fields_.emplace_back(v.name, &v.number, PluginFieldType::kINT32, 1);
+    for (Value& v : values_) fields_.emplace_back(v.name, &v.number, v.type, 1);
   }
   std::vector<PluginField>& list() { return fields_; }
   PluginFieldCollection collection() const { return {static_cast<int32_t>(fields_.size()), fields_.data()}; }

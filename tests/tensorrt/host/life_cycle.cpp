@@ -109,10 +109,12 @@ void checkEnqueue(const Case& c, const Parts& parts) {
   int32_t numInputs = static_cast<int32_t>(in.size()), numOutputs = static_cast<int32_t>(out.size());
   auto enqueue = [&] { return parts.runtime->enqueue(in.data(), out.data(), inputs.data(), outputs.data(), memory, nullptr); };
   CHECK(parts.runtime->onShapeChange(in.data(), numInputs, out.data(), numOutputs) == 0, "%s", c.plugin);
-  outputs.back() = memory + 128;
-  CHECK(enqueue() != 0, "%s", c.plugin);
-  CHECK(takeReport().find("ALIASED_PLUGIN_IO") != std::string::npos, "%s: no report of two addresses", c.plugin);
-  outputs.back() = memory;
+  if (outputSources(c).back() >= 0) {
+    outputs.back() = memory + 128;
+    CHECK(enqueue() != 0, "%s", c.plugin);
+    CHECK(takeReport().find("ALIASED_PLUGIN_IO") != std::string::npos, "%s: no report of two addresses", c.plugin);
+    outputs.back() = memory;
+  }
   if (c.width == 0) return;
   std::vector<PluginTensorDesc> narrow = in;
   narrow[c.inputs[2].dims.size() == 3 ? 2 : 0].dims.d[2] -= 8;  // the one whose range ends last
@@ -122,8 +124,8 @@ void checkEnqueue(const Case& c, const Parts& parts) {
     if (desc.dims.d[0] == out[0].dims.d[0]) desc.dims.d[0] = 0;  // the axis of the rows; no other has its extent
   }
   out[0].dims.d[0] = 0;
-  bool conv1d = std::strcmp(c.plugin, "CausalConv1dReplay") == 0;
-  bool built = conv1d || (c.fields[6].number == RSSM_FLOAT32 && c.fields[8].number == RSSM_NO_DTYPE);
+  bool recurrence = std::strcmp(c.fields[6].name, "recurrence") == 0;
+  bool built = !recurrence || (c.fields[6].number == RSSM_FLOAT32 && c.fields[8].number == RSSM_NO_DTYPE);
   if (built) CHECK(enqueue() == 0, "%s: an empty batch: %s", c.plugin, lastReport().c_str());
 }
 
