@@ -74,7 +74,7 @@ def build(
         run = _Run(flavour, parameters, options, work, progress or (lambda what, done: None))
         programs = run.engines()
         if with_weights:
-            write_native_weights(work, programs.values(), parameters, run.tick)
+            write_native_weights(work, programs.values(), parameters, run.tick, packed=not flavour.segmented)
         _write_json(work / BUILD_LOG, [to_json(record) for record in run.records])
         if tokenizer is not None:
             for name in _TOKENIZER_FILES:

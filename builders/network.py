@@ -130,12 +130,6 @@ class Network:
         kind = getattr(self.trt.ReduceOperation, operation)
         return self.named(self.definition.add_reduce(x, kind, axes, True), name)
 
-    def top(self, x: Any, count: int, name: str) -> tuple[Any, Any]:
-        """(values, indices int32) of the largest `count` of the last axis."""
-        axes = 1 << (len(x.shape) - 1)
-        layer = self.definition.add_topk(x, self.trt.TopKOperation.MAX, count, axes)
-        return self.named(layer, name), layer.get_output(1)
-
     def slice_last(self, x: Any, start: int, width: int, name: str) -> Any:
         """Channels [start, start + width) of the last axis."""
         layer = self.definition.add_slice(x, (start,), (width,), (1,))

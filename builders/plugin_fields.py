@@ -1,8 +1,8 @@
 """What every plugin layer is given: the one list that the builder fills and the plugin library parses.
 
-All fields are INT32 arrays of one element unless said otherwise, all required, unknown ones refused. Inputs come in the
-order written here: data, then step rows, then cursors, then weights, then state; every state tensor is also an output
-at the same address (aliased), after the plugin's own outputs, in the same order.
+All fields are arrays of one element, INT32 but for `REAL_FIELDS`, all required, unknown ones refused. Inputs come in
+the order written here: data, then step rows, then cursors, then weights, then state; every state tensor is also an
+output at the same address (aliased), after the plugin's own outputs, in the same order.
 
 Data inputs are whole projections [B, T, C]; `<input>_offset` says at which channel the argument starts, so that no
 slice is copied. Row stride is C, the extent of the last axis.
@@ -30,6 +30,7 @@ from trtllm_replayssm.bindings import (
     SLOT,
 )
 from trtllm_replayssm.dtypes import ActivationDtype, Rounding, StateFormat
+from trtllm_replayssm.shapes import Router
 from trtllm_replayssm.weights.matrix import MatrixFormat
 
 NAMESPACE = "replayssm"
@@ -40,9 +41,12 @@ LIBRARY = "libtrtllm_replayssm_plugins.so"
 STATE_FORMAT_CODES = {None: 0, StateFormat.FLOAT32: 1, StateFormat.FLOAT16: 2, StateFormat.FP8: 4, StateFormat.NVFP4: 5}
 ACTIVATION_CODES = {ActivationDtype.FLOAT32: 1, ActivationDtype.FLOAT16: 2, ActivationDtype.BFLOAT16: 3}
 ROUNDING_CODES = {Rounding.NEAREST: 0, Rounding.STOCHASTIC: 1}
+# Of packed experts: what is not quantised is packed as bfloat16.
 WEIGHT_FORMAT_CODES = {
-    MatrixFormat.F32: 1, MatrixFormat.F16: 2, MatrixFormat.BF16: 3, MatrixFormat.FP8: 4, MatrixFormat.NVFP4: 5,
+    MatrixFormat.F32: 3, MatrixFormat.F16: 3, MatrixFormat.BF16: 3, MatrixFormat.FP8: 4, MatrixFormat.NVFP4: 5,
 }  # fmt: skip
+ROUTER_CODES = {Router.SOFTMAX: 0, Router.SIGMOID_BIAS: 1}
+REAL_FIELDS = ("scaling",)  # FLOAT32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,12 +91,15 @@ PLUGINS = {
         name=CONV1D, fields=("channels", "kernel", "max_step_tokens", "layer", "activation"), data=("x",),
         rows=(SLOT, NUM_TOKENS, PHASE), cursors=("cursor_position",), weights=("weight", "bias"), outputs=("out",),
     ),
-    # x [width] activation, expert_ids int32 and expert_weights float32 [B, T, top_k]; experts as int8 bytes:
-    # <projection> [E, out, bytes of a row]; then FP8: scale float32 [E, out]; NVFP4: scale int8 (E4M3 codes)
-    # [E, out, in / 16] and scale_2 float32 [E]; projections in the order up, down and, when gated, gate
+    # x [width] activation, logits [experts] float32; router_bias [experts] float32 (zeros where there is none, not
+    # read with softmax); then the tensors of `weights.expert_tensors`, which are inputs and no state
     MOE: PluginSpec(
-        name=MOE, fields=("experts", "top_k", "width", "intermediate", "gated", "weight_format", "activation"),
-        data=("x", "expert_ids", "expert_weights"), rows=(SLOT, NUM_TOKENS), cursors=(), weights=(), outputs=("out",),
+        name=MOE,
+        fields=(
+            "experts", "top_k", "width", "intermediate", "gated", "weight_format", "router", "groups", "topk_group",
+            "norm_topk", "scaling", "activation",
+        ),
+        data=("x", "logits"), rows=(SLOT, NUM_TOKENS), cursors=(), weights=("router_bias",), outputs=("out",),
     ),
     # after a step or a prompt chunk, once for all layers: `after` is the step's last tensor [B, T, hidden], which
     # orders the two; accepted [B] int32; state: origin, h and cursor_position

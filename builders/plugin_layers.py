@@ -33,18 +33,19 @@ from trtllm_replayssm.builders.plugin_fields import (
     LIBRARY,
     NAMESPACE,
     PLUGINS,
+    REAL_FIELDS,
     ROUNDING_CODES,
+    ROUTER_CODES,
     STATE_FORMAT_CODES,
     VERSION,
     WEIGHT_FORMAT_CODES,
 )
 from trtllm_replayssm.builders.segments import ProgramBuilder, Value
-from trtllm_replayssm.dtypes import FP4_BLOCK
 from trtllm_replayssm.errors import ConfigError, UnsupportedError
-from trtllm_replayssm.shapes import MoeShape, SsmShape
+from trtllm_replayssm.shapes import MoeShape, Router, SsmShape
+from trtllm_replayssm.weights.expert_tensors import expert_tensors
 from trtllm_replayssm.weights.matrix import MatrixFormat
-
-_ITEM_BYTES = {MatrixFormat.F32: 4, MatrixFormat.F16: 2, MatrixFormat.BF16: 2, MatrixFormat.FP8: 1}
+from trtllm_replayssm.weights.names import split_expert_stack
 
 
 class PluginOps:
@@ -61,14 +62,14 @@ class PluginOps:
         self, op: str, layer: int, inputs: dict[str, Value], weights: dict[str, str], width: int, shape: Any
     ) -> Value:
         """See `NativeOps`."""
-        name = op if layer < 0 else f"layer.{layer}.{op}"
+        name = f"{split_expert_stack(weights['up_proj'])[0]} {op}" if op == MOE else f"layer.{layer}.{op}"
         spec = PLUGINS[op]
         fields = {**self._fields(op, layer, shape, weights), **{f"{k}_offset": inputs[k].start for k in spec.data}}
         state = self._state(op, layer, shape)
         tensors = [self._whole(inputs[k].name) for k in spec.data]
         tensors += [self._whole(k) for k in (*spec.rows, *self._cursors(spec.cursors))]
         tensors += [self._constant(f"{name} {k}", v) for k, v in self._weights(op, weights, width).items()]
-        tensors += self._experts(weights) if op == MOE else []
+        tensors += self._experts(weights, shape) if op == MOE else []
         tensors += [self._program.tensor(self._program.declare(s)) for s in state]
         plugin_layer = self._add(op, name, fields, tensors)
         for i, s in enumerate(state):
@@ -94,7 +95,7 @@ class PluginOps:
             self._program.put_state(layer.get_output(i), alias)
         return self._program.finish({})
 
-    def _add(self, op: str, name: str, fields: Mapping[str, int], tensors: list[Any]) -> Any:
+    def _add(self, op: str, name: str, fields: Mapping[str, float], tensors: list[Any]) -> Any:
         trt = self._trt
         creator = trt.get_plugin_registry().get_creator(op, VERSION, NAMESPACE)
         if creator is None:
@@ -102,10 +103,10 @@ class PluginOps:
                 "build", "plugin_library", expected=f"a library that registers {NAMESPACE}::{op} version {VERSION}",
                 got="no such creator", hint=f"Give the path of {LIBRARY} with --plugin-library",
             )  # fmt: skip
-        values = {k: np.array([fields[k]], dtype=np.int32) for k in PLUGINS[op].all_fields}
-        collection = trt.PluginFieldCollection(
-            [trt.PluginField(k, v, trt.PluginFieldType.INT32) for k, v in values.items()]
-        )
+        kinds = {np.int32: trt.PluginFieldType.INT32, np.float32: trt.PluginFieldType.FLOAT32}
+        types = {k: np.float32 if k in REAL_FIELDS else np.int32 for k in PLUGINS[op].all_fields}
+        values = {k: np.array([fields[k]], dtype=kind) for k, kind in types.items()}
+        collection = trt.PluginFieldCollection([trt.PluginField(k, v, kinds[types[k]]) for k, v in values.items()])
         plugin = creator.create_plugin(name, collection, trt.TensorRTPhase.BUILD)
         if plugin is None:
             raise ConfigError(
@@ -127,7 +128,7 @@ class PluginOps:
     def _constant(self, name: str, array: NDArray[np.float32]) -> Any:
         return self._program.network.constant(name, array, shape=array.shape)
 
-    def _fields(self, op: str, layer: int, shape: Any, weights: Mapping[str, str]) -> dict[str, int]:
+    def _fields(self, op: str, layer: int, shape: Any, weights: Mapping[str, str]) -> dict[str, float]:
         replay, activation = self._options.replay, ACTIVATION_CODES[self._options.activation]
         if op == MOE:
             assert isinstance(shape, MoeShape)
@@ -136,6 +137,9 @@ class PluginOps:
                 "experts": shape.experts, "top_k": shape.top_k, "width": up[2], "intermediate": up[1],
                 "gated": int(shape.gated), "activation": activation,
                 "weight_format": WEIGHT_FORMAT_CODES[self._expert_format(weights)],
+                "router": ROUTER_CODES[shape.router], "norm_topk": int(shape.norm_topk), "scaling": shape.scaling,
+                "groups": 1 if shape.router is Router.SOFTMAX else shape.n_group,
+                "topk_group": 1 if shape.router is Router.SOFTMAX else shape.topk_group,
             }  # fmt: skip
         step = {"max_step_tokens": replay.max_step_tokens, "layer": layer, "activation": activation}
         if op == CONV1D:
@@ -157,32 +161,27 @@ class PluginOps:
 
     def _weights(self, op: str, weights: Mapping[str, str], width: int) -> dict[str, NDArray[np.float32]]:
         read = self._parameters.vector
-        if op in (MOE, GDN):
+        if op == GDN:
             return {}
+        if op == MOE:
+            none = np.zeros(self._parameters.experts(weights["up_proj"]).shape[0], dtype=np.float32)
+            return {"router_bias": read(weights["router_bias"]) if "router_bias" in weights else none}
         if op == CONV1D:
             bias = read(weights["bias"]) if "bias" in weights else np.zeros(width, dtype=np.float32)
             return {"weight": read(weights["weight"]), "bias": bias}
         return {"a": -np.exp(read(weights["a_log"])), "skip": read(weights["skip"])}
 
     def _expert_format(self, weights: Mapping[str, str]) -> MatrixFormat:
-        formats = {self._parameters.format_of(stack) for stack in weights.values()}
+        formats = {self._parameters.format_of(stack) for key, stack in weights.items() if key != "router_bias"}
         if len(formats) > 1:
             got = sorted(f.value for f in formats)
             raise UnsupportedError("build", "experts", expected="one format for all projections of a block", got=got)
         return formats.pop()
 
-    def _experts(self, weights: Mapping[str, str]) -> list[Any]:
+    def _experts(self, weights: Mapping[str, str], shape: MoeShape) -> list[Any]:
         """Network inputs for the bytes of the experts: gigabytes that never become constants."""
-        fmt, specs = self._expert_format(weights), []
-        for stack in (weights[k] for k in ("up_proj", "down_proj", "gate_proj") if k in weights):
-            experts, rows, columns = self._parameters.experts(stack).shape
-            nvfp4 = fmt is MatrixFormat.NVFP4
-            row_bytes = columns // 2 if nvfp4 else columns * _ITEM_BYTES[fmt]
-            specs.append(TensorSpec(name=stack, dtype="int8", dims=(experts, rows, row_bytes)))
-            if nvfp4:
-                blocks = (experts, rows, columns // FP4_BLOCK)
-                specs.append(TensorSpec(name=f"{stack}_scale", dtype="int8", dims=blocks))
-                specs.append(TensorSpec(name=f"{stack}_scale_2", dtype="float32", dims=(experts,)))
-            elif fmt is MatrixFormat.FP8:
-                specs.append(TensorSpec(name=f"{stack}_scale", dtype="float32", dims=(experts, rows)))
+        stack = weights["up_proj"]
+        experts, inner, width = self._parameters.experts(stack).shape
+        prefix, _ = split_expert_stack(stack)
+        specs = expert_tensors(prefix, self._expert_format(weights), experts, width, inner, gated=shape.gated)
         return [self._program.tensor(self._program.declare(spec)) for spec in specs]

@@ -38,6 +38,7 @@ class SafetensorsWriter:
         ordered = sorted(entries, key=lambda e: (-NUMPY_TYPES[e.dtype].itemsize, e.name))
         header: dict[str, Any] = {"__metadata__": dict(metadata)}
         self._pending: dict[str, tuple[Entry, int]] = {}
+        self._slices: dict[str, int] = {}
         at = 0
         for entry in ordered:
             if entry.name in header:
@@ -62,6 +63,17 @@ class SafetensorsWriter:
             raise InvariantError("write safetensors", name, expected=entry, got=f"{list(array.shape)} {array.dtype}")
         self._stream.seek(self._data_start + at)
         self._stream.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+
+    def write_slice(self, name: str, index: int, array: NDArray[Any]) -> None:
+        """Element `index` of a tensor's first axis; each exactly once, instead of `write`."""
+        entry, at = self._pending[name]
+        if (array.dtype, array.shape) != (NUMPY_TYPES[entry.dtype], entry.shape[1:]):
+            raise InvariantError("write safetensors", name, expected=entry, got=f"{list(array.shape)} {array.dtype}")
+        self._stream.seek(self._data_start + at + index * array.nbytes)
+        self._stream.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+        self._slices[name] = self._slices.get(name, 0) + 1
+        if self._slices[name] == entry.shape[0]:
+            self._pending.pop(name)
 
     def close(self, *, complete: bool = True) -> None:
         """Flush to the disk; `complete` checks that every tensor was written."""

@@ -1,6 +1,6 @@
 """The TensorRT interpreter of the graph vocabulary: lowers a model to strongly typed networks and native operations.
 
-Norms, activations, routing and rotary run in float32 between roundings to the activation type, as in the torch
+Norms, activations, router logits and rotary run in float32 between roundings to the activation type, as in the torch
 interpreter. Parts of a projection are views: TensorRT layers slice them, native operations read them in place.
 """
 
@@ -30,7 +30,6 @@ from trtllm_replayssm.builders.elementwise import normalised, silu, softplus
 from trtllm_replayssm.builders.linear import dense_constant, linear
 from trtllm_replayssm.builders.network import Network
 from trtllm_replayssm.builders.parameters import Parameters
-from trtllm_replayssm.builders.router import route
 from trtllm_replayssm.builders.segments import ProgramBuilder, Value
 from trtllm_replayssm.graph import MoeNames
 from trtllm_replayssm.shapes import AttentionShape, MoeShape, SsmShape
@@ -213,21 +212,17 @@ class TrtGraph:
         net = self._net
         table = dense_constant(net, names.router, self._dense(names.router), dtype="float32")
         logits = net.matmul_transposed(net.wide(tensor), table, module)
-        bias = None if names.router_bias is None else self._parameters.vector(names.router_bias)
-        ids, weights = route(net, logits, bias, shape, module)
-        ids_name = self._program.put(ids, f"{names.experts}.ids", "int32", shape.top_k)
-        weights_name = self._program.put(weights, f"{names.experts}.weights", "float32", shape.top_k)
+        scores = self._program.put(logits, f"{names.experts}.logits", "float32", shape.experts)
         inner = x if names.latent_in is None else self.linear(x, names.latent_in)
         shared = self._shared(x, names.shared, shape.gated)
         if names.shared_gate is not None:
             shared = self._scale(shared, self.sigmoid(self.linear(x, names.shared_gate)))
-        inputs = {
-            "x": inner, "expert_ids": Value(ids_name, 0, shape.top_k),
-            "expert_weights": Value(weights_name, 0, shape.top_k),
-        }  # fmt: skip
+        inputs = {"x": inner, "logits": Value(scores, 0, shape.experts)}
         projections = ("gate_proj", "up_proj", "down_proj") if shape.gated else ("up_proj", "down_proj")
-        stacks = {p: f"{names.experts}.{p}" for p in projections}
-        routed = self._native.run(MOE, -1, inputs, stacks, inner.width, shape)
+        weights = {p: f"{names.experts}.{p}" for p in projections}
+        if names.router_bias is not None:
+            weights["router_bias"] = names.router_bias
+        routed = self._native.run(MOE, -1, inputs, weights, inner.width, shape)
         if names.latent_out is not None:
             routed = self.linear(routed, names.latent_out)
         return self.add(routed, shared)

@@ -9,11 +9,13 @@ from torch import Tensor
 
 from trtllm_replayssm.bindings import CONV1D, GDN, MAMBA2, MOE, OpStep, View
 from trtllm_replayssm.errors import EngineMismatchError
+from trtllm_replayssm.ops import native_experts
 from trtllm_replayssm.runtime.pools.state_pools import StatePools
 from trtllm_replayssm.runtime.session.step_context import Phase, StepContext
-from trtllm_replayssm.runtime.session.torch_moe import routed_experts
+from trtllm_replayssm.runtime.session.torch_moe import route, routed_experts
 from trtllm_replayssm.runtime.session.torch_state_ops import StateOps
 from trtllm_replayssm.runtime.session.torch_weights import TorchWeights
+from trtllm_replayssm.weights.names import split_expert_stack
 
 
 class NativeStepOps:
@@ -68,11 +70,18 @@ class NativeStepOps:
         return out.flatten(-2)
 
     def _moe(self, step: OpStep, context: StepContext, inputs: Mapping[str, Tensor]) -> Tensor:
-        assert self._geometry.moe is not None
-        x, valid = inputs["x"], context.valid()
+        """As `TorchGraph.moe`: by the kernels where they serve the pools and the shape."""
+        shape, x, logits = self._geometry.moe, inputs["x"], inputs["logits"]
+        assert shape is not None
+        bias = self._weights.vector(step.weights["router_bias"]) if "router_bias" in step.weights else None
+        if self._state_ops.native is not None and native_experts.serves(shape, x.shape[-1], x.dtype):
+            stacks = self._weights.expert_stacks(split_expert_stack(step.weights["up_proj"])[0], gated=shape.gated)
+            chosen = native_experts.route(logits, bias, shape, context.rows)
+            return native_experts.experts(x.flatten(0, 1), *chosen, stacks).view_as(x)
+        valid = context.valid()
         out: Tensor = torch.zeros_like(x)
         out[valid] = routed_experts(
-            x[valid], inputs["expert_ids"][valid].long(), inputs["expert_weights"][valid], self._geometry.moe,
+            x[valid], *route(logits[valid], bias, shape), shape,
             lambda projection, expert: self._weights.expert(step.weights[projection], expert),
         )  # fmt: skip
         return out

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -21,6 +22,7 @@ from trtllm_replayssm.runtime.pools.state_pools import StatePools
 
 FROM_ZERO, FROM_CARRY, TO_CARRY = 1, 2, 4  # RSSM_PREFILL_* of include/replayssm/prefill.h
 
+
 @dataclass(frozen=True, slots=True)
 class PluginState:
     """tensors: by binding name, each the pool's own memory, and the experts; carries: layer -> [1, H, P, N] float32."""
@@ -30,9 +32,9 @@ class PluginState:
 
     @staticmethod
     def of(pools: StatePools, experts: Mapping[str, NDArray[Any]]) -> PluginState:
-        """Bind the pools of a session; experts: by binding name, moved to the pools' device."""
+        """Bind the pools of a session; experts: by binding name, copied to the pools' device."""
         device = pools.cursors.position.device
-        tensors = {name: torch.from_numpy(array).to(device) for name, array in experts.items()}
+        tensors = {name: _uploaded(array, device) for name, array in experts.items()}
         tensors |= dict(zip(CURSORS, pools.cursors.tensors(), strict=True))
         carries = {}
         for layer, state in pools.ssm.items():
@@ -60,6 +62,15 @@ class PluginState:
         """Keep the states of a prompt that goes on."""
         if not last:
             pools.carries[slot] = {layer: row[0].clone() for layer, row in self.carries.items()}
+
+
+def _uploaded(array: NDArray[Any], device: torch.device) -> Tensor:
+    """A stack [E, ...] on the device; one expert at a time, so that a mapped file is never whole in memory."""
+    kind = {"int8": torch.int8, "float32": torch.float32}[array.dtype.name]
+    tensor = torch.empty(array.shape, dtype=kind, device=device)
+    for expert in range(len(array)):
+        tensor[expert].copy_(torch.from_numpy(np.array(array[expert])))
+    return tensor
 
 
 def _layer_tensors(state: ReplayLayerState) -> list[Tensor]:

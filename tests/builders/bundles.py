@@ -124,6 +124,7 @@ def manifest_of(traced: Traced) -> Manifest:
 
 def evaluated_session(traced: Traced, directory: Path) -> TensorRtSession:
     """A session whose engines are evaluated; `directory` gets what native operations read."""
-    write_native_weights(directory, traced.programs.values(), traced.parameters, lambda _: None)
+    packed = not traced.flavour.segmented
+    write_native_weights(directory, traced.programs.values(), traced.parameters, lambda _: None, packed=packed)
     manifest = manifest_of(traced)
     return TensorRtSession(manifest, directory, EvaluatorEngines(traced), pools_of(manifest, None, "cpu"))

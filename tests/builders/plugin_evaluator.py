@@ -7,24 +7,26 @@ read here a second time, so that a builder that fills them otherwise gives other
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
-import ml_dtypes
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from tests.builders.recorded_tensorrt import PluginCall
+from tests.weights.test_packing import read_back
 from trtllm_replayssm.bindings import CONV1D, GDN, MAMBA2, MOE
-from trtllm_replayssm.builders.parameters import DENSE_TYPES
 from trtllm_replayssm.builders.plugin_fields import PLUGINS, STATE_FORMAT_CODES, WEIGHT_FORMAT_CODES
 from trtllm_replayssm.config import ReplayConfig
 from trtllm_replayssm.dtypes import StateFormat
 from trtllm_replayssm.ops.layer_state import CursorTensors, ReplayLayerState, StepRows
 from trtllm_replayssm.ops.reference import conv1d, flush, gdn, mamba2, prefill
 from trtllm_replayssm.ops.state_store import StateStore
-from trtllm_replayssm.shapes import SsmKind, SsmShape
-from trtllm_replayssm.weights.matrix import MatrixFormat, Nvfp4Matrix
+from trtllm_replayssm.runtime.session.torch_moe import route
+from trtllm_replayssm.shapes import MoeShape, Router, SsmKind, SsmShape
+from trtllm_replayssm.weights.matrix import MatrixFormat
+from trtllm_replayssm.weights.packing import PackedMatrix
 
 FROM_ZERO, FROM_CARRY, TO_CARRY = 1, 2, 4
 FORMATS = {code: fmt for fmt, code in STATE_FORMAT_CODES.items()}
@@ -129,33 +131,39 @@ def _chunks(
     return out.flatten(-2)
 
 
-def _experts(fields: Mapping[str, int], named: Mapping[str, Tensor], rest: list[Tensor]) -> Tensor:
-    """Every chosen expert of every existing token, one at a time."""
-    fmt, projections = FORMAT_OF_CODE[fields["weight_format"]], 3 if fields["gated"] else 2
-    parts = {MatrixFormat.NVFP4: 3, MatrixFormat.FP8: 2}.get(fmt, 1)
-    assert len(rest) == projections * parts
-    stacks = [rest[i : i + parts] for i in range(0, len(rest), parts)]
-    x = named["x"].float()
+def _experts(fields: Mapping[str, Any], named: Mapping[str, Tensor], rest: list[Tensor]) -> Tensor:
+    """Routing, then every chosen expert of every existing token, one at a time."""
+    fmt, parts = FORMAT_OF_CODE[fields["weight_format"]], 1 + fields["gated"]
+    size = 3 if fmt is MatrixFormat.NVFP4 else 2
+    assert len(rest) == 2 * size
+    shape = MoeShape(
+        experts=fields["experts"], top_k=fields["top_k"], intermediate=fields["intermediate"], latent=None,
+        shared_intermediate=1, gated=bool(fields["gated"]), shared_gated=False,
+        router=Router.SIGMOID_BIAS if fields["router"] else Router.SOFTMAX, n_group=fields["groups"],
+        topk_group=fields["topk_group"], norm_topk=bool(fields["norm_topk"]), scaling=fields["scaling"],
+    )  # fmt: skip
+    logits = _channels(fields, named, "logits", fields["experts"], 0)
+    x = _channels(fields, named, "x", fields["width"], 0).float()
     out = torch.zeros(x.shape)
     for b, t in torch.nonzero(torch.arange(x.shape[1]) < named["num_tokens"][:, None]).tolist():
-        for choice in range(fields["top_k"]):
-            expert, weight = int(named["expert_ids"][b, t, choice]), named["expert_weights"][b, t, choice]
-            up, down, *gate = (_decoded(fmt, stack, expert) for stack in stacks)
+        ids, weights = route(logits[b, t][None], named["router_bias"], shape)
+        for expert, weight in zip(ids[0].tolist(), weights[0], strict=True):
+            *gate, up = _decoded(fmt, rest[:size], expert, fields["intermediate"], fields["width"], parts)
+            (down,) = _decoded(fmt, rest[size:], expert, fields["width"], fields["intermediate"], 1)
             inner = functional.linear(x[b, t], up)
             inner = functional.silu(functional.linear(x[b, t], gate[0])) * inner if gate else inner.relu().square()
             out[b, t] += weight * functional.linear(inner, down)
     return out
 
 
-def _decoded(fmt: MatrixFormat, stack: list[Tensor], expert: int) -> Tensor:
-    """One expert's matrix from its bytes and scales, float32."""
-    codes, *scales = (part[expert].contiguous().numpy() for part in stack)
-    if fmt is MatrixFormat.NVFP4:
-        block_scale, scale_2 = scales[0].view(ml_dtypes.float8_e4m3fn), float(scales[1])
-        return torch.from_numpy(Nvfp4Matrix(codes.view(np.uint8), block_scale, scale_2).dequantize())
-    if fmt is MatrixFormat.FP8:
-        return torch.from_numpy(codes.view(ml_dtypes.float8_e4m3fn).astype(np.float32) * scales[0][:, None])
-    return torch.from_numpy(codes.view(DENSE_TYPES[fmt]).astype(np.float32))
+def _decoded(
+    fmt: MatrixFormat, stack: list[Tensor], expert: int, rows: int, columns: int, parts: int
+) -> list[Tensor]:
+    """One expert's matrices from its bytes, scales and factors, float32: gate and up, or one."""
+    data, *scale, factor = (part[expert].contiguous().numpy() for part in stack)
+    codes = scale[0].view(np.uint8) if scale else None
+    packed = PackedMatrix(fmt, rows, columns, data.view(np.uint8), codes, factor)
+    return [torch.from_numpy(matrix[:, :columns].astype(np.float32)) for matrix in read_back(packed, parts)]
 
 
 def _shape(fields: Mapping[str, int], *, gdn: bool) -> SsmShape:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import tensorrt_rtx
 
-from trtllm_replayssm.builders.plugin_fields import NAMESPACE, PLUGINS, VERSION
+from trtllm_replayssm.builders.plugin_fields import NAMESPACE, PLUGINS, REAL_FIELDS, VERSION
 
 SIGNATURES = Path(__file__).with_name("tensorrt_signatures.json")
 SUBCLASSED = ("ILogger", "IProgressMonitor", "IStreamWriter")
@@ -25,10 +25,10 @@ ENGINE = b"not an engine: the full library is imitated"
 
 @dataclass
 class FakePlugin:
-    """fields: what the creator was given."""
+    """fields: what the creator was given; integers but for `REAL_FIELDS`."""
 
     name: str
-    fields: dict[str, int]
+    fields: dict[str, Any]
 
 
 @dataclass
@@ -138,7 +138,7 @@ class Proxy:
 
 
 class FakeCreator:
-    """A creator of the plugin library: takes exactly its fields, as INT32 arrays of one element."""
+    """A creator of the plugin library: takes exactly its fields, as arrays of one element."""
 
     def __init__(self, recorded: Recorded, name: str) -> None:
         self._recorded = recorded
@@ -148,11 +148,12 @@ class FakeCreator:
         (signature,) = self._recorded.data["classes"]["IPluginCreatorV3One"]["methods"]["create_plugin"]
         assert [p[0] for p in _parse(signature)[0]] == ["self", "name", "field_collection", "phase"]
         assert phase.name == "BUILD"
-        fields = {}
+        fields: dict[str, Any] = {}
         for field, values, kind in collection:
-            assert values.dtype == np.int32 and values.shape == (1,) and kind.name == "INT32"
+            expected = (np.float32, "FLOAT32") if field in REAL_FIELDS else (np.int32, "INT32")
+            assert (values.dtype, kind.name) == expected and values.shape == (1,)
             assert field not in fields
-            fields[field] = int(values[0])
+            fields[field] = values[0].item()
         assert list(fields) == list(PLUGINS[self._name].all_fields)
         return Proxy(self._recorded, "IPluginV3", FakePlugin(self._name, fields))
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -14,6 +16,8 @@ from tests.builders.bundles import Traced, trace_networks
 from tests.builders.evaluator import decoded_weight
 from tests.builders.quantised import TINY, mixed_checkpoint
 from tests.session.sessions import CHECKPOINTS
+from tests.weights.test_packing import read_back
+from trtllm_replayssm.builders.flavour import CURRENT, FlavourName
 from trtllm_replayssm.builders.memory import mapping_of, release_mapped
 from trtllm_replayssm.builders.native_weights import write_native_weights
 from trtllm_replayssm.builders.network import Constant
@@ -24,7 +28,9 @@ from trtllm_replayssm.config import ReplayConfig
 from trtllm_replayssm.params import ParamRole
 from trtllm_replayssm.runtime.session.tensorrt_weights import BundleWeights
 from trtllm_replayssm.weights.checkpoint import Checkpoint
-from trtllm_replayssm.weights.matrix import Fp8Matrix, MatrixFormat, Nvfp4Matrix
+from trtllm_replayssm.weights.matrix import ExpertStack, Fp8Matrix, MatrixFormat, Nvfp4Matrix
+from trtllm_replayssm.weights.names import split_expert_stack
+from trtllm_replayssm.weights.packing import PackedMatrix
 
 OPTIONS = BuildOptions(target="12.0", replay=ReplayConfig(window=8), max_seq_len=64, context_tokens=16)
 
@@ -64,7 +70,7 @@ def test_experts_lie_beside_the_engines_with_their_own_bytes(name: str, tmp_path
     with Checkpoint.open(mixed_checkpoint(name)) as checkpoint:
         parameters = CheckpointParameters(checkpoint)
         traced = trace_networks(parameters, OPTIONS)
-        write_native_weights(tmp_path, traced.programs.values(), parameters, lambda _: None)
+        write_native_weights(tmp_path, traced.programs.values(), parameters, lambda _: None, packed=False)
         bundle = BundleWeights(tmp_path, checkpoint.geometry)
         stacks = [n for n in checkpoint.matrix_names() if checkpoint.spec(n).role is ParamRole.EXPERTS]
         assert stacks
@@ -77,6 +83,40 @@ def test_experts_lie_beside_the_engines_with_their_own_bytes(name: str, tmp_path
                 assert ours.scale_2 == theirs.scale_2
 
 
+@pytest.mark.parametrize("name", ["nemotron-moe-tiny", "qwen3_5-moe-tiny"])
+def test_experts_handed_to_plugins_are_the_checkpoints_bit_for_bit(name: str, tmp_path: Path) -> None:
+    """Inputs of the network, no constants: mapped arrays of the declared sizes that decode to the stored values."""
+    with Checkpoint.open(mixed_checkpoint(name)) as checkpoint:
+        parameters = CheckpointParameters(checkpoint)
+        traced = trace_networks(parameters, replace(OPTIONS, flavour=FlavourName.TENSORRT, target=CURRENT))
+        write_native_weights(tmp_path, traced.programs.values(), parameters, lambda _: None, packed=True)
+        handed = BundleWeights(tmp_path, checkpoint.geometry).packed_experts(traced.programs.values())
+        specs = {n: spec for program in traced.programs.values() for n, spec in program.tensors.items()}
+        for tensor, array in handed.items():
+            assert (array.dtype.name, array.shape) == (specs[tensor].dtype, specs[tensor].dims)
+            assert mapping_of(array) is not None, "a view of the file"
+        assert not handed.keys() & constants_of(traced).keys()
+        stacks = [n for n in checkpoint.matrix_names() if checkpoint.spec(n).role is ParamRole.EXPERTS]
+        assert stacks
+        for stack in stacks:
+            prefix, projection = split_expert_stack(stack)
+            part, stored = "down" if projection == "down_proj" else "up", checkpoint.experts(stack)
+            for expert in range(len(stored)):
+                matrices = unpacked(handed, f"{prefix}.{part}", expert, stored)
+                ours = matrices[-1 if projection == "up_proj" else 0]
+                np.testing.assert_array_equal(ours, stored.matrix(expert).dequantize(np.float64))
+
+
+def unpacked(handed: dict[str, Any], name: str, expert: int, stored: ExpertStack) -> list[Any]:
+    """The matrices of one expert, by the reader that follows the kernel."""
+    scale, factor = handed.get(f"{name}_scale"), handed[f"{name}_factor"][expert]
+    packed = PackedMatrix(
+        stored.matrix(expert).format, *stored.shape[1:], handed[name][expert].view(np.uint8),
+        None if scale is None else scale[expert].view(np.uint8), factor,
+    )  # fmt: skip
+    return [matrix[:, : stored.shape[2]] for matrix in read_back(packed, len(factor))]
+
+
 def test_bf16_weights_are_the_dequantised_ones(tmp_path: Path) -> None:
     with Checkpoint.open(mixed_checkpoint("nemotron-moe-tiny")) as checkpoint:
         parameters = CheckpointParameters(checkpoint, dequantised=True)
@@ -86,7 +126,7 @@ def test_bf16_weights_are_the_dequantised_ones(tmp_path: Path) -> None:
             expected = checkpoint.matrix(matrix).dequantize().astype(ml_dtypes.bfloat16).astype(np.float32)
             np.testing.assert_array_equal(decoded_weight(constants, matrix), expected, err_msg=matrix)
         assert not any(c.dtype in ("float4_e2m1", "float8_e4m3") for c in constants.values())
-        write_native_weights(tmp_path, traced.programs.values(), parameters, lambda _: None)
+        write_native_weights(tmp_path, traced.programs.values(), parameters, lambda _: None, packed=False)
         stack = "backbone.layers.1.mixer.experts.up_proj"
         ours = BundleWeights(tmp_path, checkpoint.geometry).experts(stack).matrix(3)
         expected = checkpoint.experts(stack).matrix(3).dequantize().astype(ml_dtypes.bfloat16).astype(np.float32)

@@ -7,14 +7,23 @@ from pathlib import Path
 
 import pytest
 
-from trtllm_replayssm.bindings import COMMIT, CONV1D, GDN, MAMBA2, ssm_tensors
-from trtllm_replayssm.builders.plugin_fields import PLUGINS, STATE_FORMAT_CODES, PluginSpec
+from trtllm_replayssm.bindings import COMMIT, CONV1D, GDN, MAMBA2, MOE, ssm_tensors
+from trtllm_replayssm.builders.plugin_fields import (
+    PLUGINS,
+    REAL_FIELDS,
+    ROUTER_CODES,
+    STATE_FORMAT_CODES,
+    WEIGHT_FORMAT_CODES,
+    PluginSpec,
+)
 from trtllm_replayssm.config import ReplayConfig
 from trtllm_replayssm.dtypes import StateFormat
-from trtllm_replayssm.shapes import SsmKind, SsmShape
+from trtllm_replayssm.shapes import Router, SsmKind, SsmShape
+from trtllm_replayssm.weights.expert_tensors import expert_tensors
+from trtllm_replayssm.weights.matrix import MatrixFormat
 
 SOURCES = Path(__file__).resolve().parents[2] / "plugins" / "trt"
-FIELD = re.compile(r'visitor\.(?:integer|code)\("(\w+)"')
+FIELD = re.compile(r'visitor\.(?:integer|code|real)\("(\w+)"')
 PORT = re.compile(r'\{"(\w+)", &A|(appendStepPorts)\(ports\)')
 RECURRENCES = (MAMBA2, GDN)
 
@@ -60,6 +69,20 @@ def test_the_other_plugins_have_the_libraries_fields_and_inputs(name: str, heade
     assert ports == [*spec.data, *spec.rows, *spec.cursors, *spec.weights, *state]
 
 
+@pytest.mark.parametrize("fmt", [MatrixFormat.BF16, MatrixFormat.FP8, MatrixFormat.NVFP4])
+def test_the_experts_have_the_libraries_fields_and_inputs(fmt: MatrixFormat) -> None:
+    text = block((SOURCES / "experts.h").read_text(), f"struct {MOE} {{")
+    spec = PLUGINS[MOE]
+    assert FIELD.findall(text) == list(spec.all_fields)
+    assert re.findall(r'visitor\.real\("(\w+)"', text) == list(REAL_FIELDS)
+    lines = block(text, "ports(").splitlines()
+    if fmt is not MatrixFormat.NVFP4:
+        lines = [line for line in lines if "if (scaled)" not in line]
+    ports = re.findall(r'\{"(\w+)", &Args', "\n".join(lines))
+    experts = [s.name.removeprefix("p.") for s in expert_tensors("p", fmt, 8, 64, 32, gated=True)]
+    assert ports == [*spec.data, *spec.rows, *spec.weights, *experts]
+
+
 @pytest.mark.parametrize("kind", SsmKind)
 @pytest.mark.parametrize("recurrence", [StateFormat.FLOAT32, StateFormat.FLOAT16, StateFormat.FP8])
 @pytest.mark.parametrize("read", [None, StateFormat.FLOAT16, StateFormat.FP8, StateFormat.NVFP4])
@@ -103,3 +126,12 @@ def test_codes_of_formats_are_those_of_the_native_headers() -> None:
         StateFormat.FLOAT16: codes["RSSM_FLOAT16"], StateFormat.FP8: codes["RSSM_FLOAT8_E4M3"],
         StateFormat.NVFP4: codes["RSSM_FLOAT4_E2M1"],
     } == STATE_FORMAT_CODES  # fmt: skip
+    assert {
+        MatrixFormat.BF16: codes["RSSM_BFLOAT16"], MatrixFormat.FP8: codes["RSSM_FLOAT8_E4M3"],
+        MatrixFormat.NVFP4: codes["RSSM_FLOAT4_E2M1"],
+    }.items() <= WEIGHT_FORMAT_CODES.items()  # fmt: skip
+    routers = (SOURCES.parent / "include" / "replayssm" / "route.h").read_text()
+    values = {name: int(code) for name, code in re.findall(r"(RSSM_ROUTER_\w+) = (\d+)", routers)}
+    assert {
+        Router.SOFTMAX: values["RSSM_ROUTER_SOFTMAX"], Router.SIGMOID_BIAS: values["RSSM_ROUTER_SIGMOID"],
+    } == ROUTER_CODES  # fmt: skip

@@ -4,6 +4,7 @@ Environment:
     REPLAYSSM_PLUGIN_LIBRARY           the plugin library, default build/native/libtrtllm_replayssm_plugins.so
     REPLAYSSM_TENSORRT_INCLUDE_DIRS    header folders, one per TensorRT major version, separated by ":"
     REPLAYSSM_TENSORRT_LEAN_LIBRARIES  libnvinfer_lean.so.* files, likewise
+    REPLAYSSM_SANITIZER                runs the host, such as `compute-sanitizer --error-exitcode 9`
     CUDA_HOME                          the CUDA toolkit, default /usr/local/cuda
 """
 
@@ -74,6 +75,7 @@ def build(folder: Path, version: Headers) -> Path:
 
 def run(binary: Path, *arguments: str) -> str:
     """Run the host over the plugin library; what it printed. Fails with its output when a check failed."""
-    done = subprocess.run([str(binary), str(LIBRARY), *arguments], capture_output=True, text=True, timeout=120)
+    command = [*os.environ.get("REPLAYSSM_SANITIZER", "").split(), str(binary), str(LIBRARY), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

@@ -6,7 +6,6 @@ specification after every step. Its inputs are recorded; the C++ host then repla
 
 from __future__ import annotations
 
-import struct
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import pytest
 from tests.native import harness
 from tests.native.twin import Twin, torch_module
 from tests.tensorrt import plugin_host
+from tests.tensorrt.plugin_cases import PluginCase
 from trtllm_replayssm.config import ReplayConfig
 from trtllm_replayssm.ops import _abi
 from trtllm_replayssm.shapes import SsmKind, SsmShape
@@ -54,21 +54,11 @@ class RecordingPool(harness.Pool):
         self.steps.append((kept, out.clone()))
 
 
-def raw(tensor: Any) -> bytes:
-    torch = torch_module()
-    return bytes(tensor.contiguous().cpu().view(torch.uint8).numpy().tobytes())
-
-
-def type_code(tensor: Any) -> int:
-    """nvinfer1::DataType of a tensor."""
-    torch = torch_module()
-    codes = {torch.float32: 0, torch.float16: 1, torch.int32: 3, torch.bfloat16: 7, torch.int64: 8}
-    return codes[tensor.dtype]
-
-
-def fields(shape: SsmShape, config: ReplayConfig) -> dict[str, int]:
+def fields(shape: SsmShape, config: ReplayConfig) -> dict[str, int | float]:
     """The plugin's fields: float32 state (code 1), bfloat16 activations (code 3)."""
-    values = {"heads": shape.heads, "groups": shape.groups, "head_dim": shape.head_dim, "state_dim": shape.state_dim}
+    values: dict[str, int | float] = {
+        "heads": shape.heads, "groups": shape.groups, "head_dim": shape.head_dim, "state_dim": shape.state_dim,
+    }  # fmt: skip
     values |= {"window": config.window, "max_step_tokens": config.max_step_tokens, "recurrence": 1, "rounding": 1}
     values |= {"read": 0, "layer": 0, "head_offset": 0, "activation": 3}
     widths = {"value": shape.heads * shape.head_dim, "k": shape.groups * shape.state_dim}
@@ -93,30 +83,12 @@ def dense_inputs(kind: SsmKind, rows: dict[str, Any]) -> list[Any]:
     return inputs + [rows[name] for name in (*CURSORS, "seed", *WEIGHTS[kind])]
 
 
-def write_case(path: Path, shape: SsmShape, config: ReplayConfig, pool: RecordingPool) -> None:
-    """The file that tests/tensorrt/host/device.cpp reads."""
-    torch, kind = torch_module(), shape.kind
-    values = fields(shape, config)
-    out = struct.pack("<i", len(values))
-    for name, number in values.items():
-        out += struct.pack("<i", len(name)) + name.encode() + struct.pack("<i", number)
-    carry = torch.zeros((1, shape.heads, shape.head_dim, shape.state_dim), device=pool.device)
-    state = [*(pool.start[name] for name in STATE[kind]), carry]
-    tensors = [*((t, 0) for t in dense_inputs(kind, pool.steps[0][0])), *((t, 1) for t in state)]
-    out += struct.pack("<i", len(tensors))
-    for tensor, in_place in tensors:
-        out += struct.pack(f"<iii{tensor.dim()}q", type_code(tensor), in_place, tensor.dim(), *tensor.shape)
-    out += struct.pack("<ii", shape.heads * shape.head_dim, len(pool.steps))
-    out += b"".join(raw(tensor) for tensor in state)
-    out += b"".join(raw(tensor) for rows, _ in pool.steps for tensor in dense_inputs(kind, rows))
-    path.write_bytes(out)
-
-
 @pytest.mark.parametrize("tokens", [1, 4])
 @pytest.mark.parametrize("kind", list(PLUGIN))
-def test_the_plugin_writes_the_bits_of_the_native_library(kind: SsmKind, tokens: int, tmp_path: Path) -> None:
-    version = plugin_host.headers()[0]
-    host = plugin_host.build(tmp_path, version)
+def test_the_plugin_writes_the_bits_of_the_native_library(
+    kind: SsmKind, tokens: int, gpu_host: Path, tmp_path: Path
+) -> None:
+    torch = torch_module()
     shape = harness.ssm_shape(kind, heads=8, groups=2, head_dim=64 if kind is SsmKind.MAMBA2 else 128, state_dim=128)
     config = ReplayConfig(window=8, max_step_tokens=tokens)
     twin = Twin(_abi.Library(harness.LIBRARY), shape, config, "bfloat16", slots=5)
@@ -127,12 +99,9 @@ def test_the_plugin_writes_the_bits_of_the_native_library(kind: SsmKind, tokens:
     for step in range(20):
         counts = [tokens, tokens, 0 if step % 5 == 0 else 1, tokens]
         twin.step([4, -1, 0, 2], counts, [max(1, count - step % 3) if count else 0 for count in counts], tokens)
-    case = tmp_path / "case"
-    write_case(case, shape, config, pool)
-    lean = plugin_host.lean_libraries(version.major)
-    plugin_host.run(host, "--run", PLUGIN[kind], str(case), *map(str, lean[:1]))
-    written = Path(f"{case}.out").read_bytes()
-    expected = b"".join(raw(out) for _, out in pool.steps) + b"".join(raw(pool.tensors[name]) for name in STATE[kind])
-    carry = shape.heads * shape.head_dim * shape.state_dim * 4  # untouched by steps
-    assert len(written) == len(expected) + carry
-    assert written[: len(expected)] == expected
+    carry = torch.zeros((1, shape.heads, shape.head_dim, shape.state_dim), device=pool.device)  # untouched by steps
+    start = [*(pool.start[name] for name in STATE[kind]), carry]
+    steps = [dense_inputs(kind, rows) for rows, _ in pool.steps]
+    case = PluginCase(PLUGIN[kind], fields(shape, config), steps, start, shape.heads * shape.head_dim)
+    outputs = [out for _, out in pool.steps]
+    case.check(gpu_host, tmp_path, outputs, [*(pool.tensors[name] for name in STATE[kind]), carry])

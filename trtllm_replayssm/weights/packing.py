@@ -46,6 +46,19 @@ class PackedMatrix:
     factor: NDArray[np.float32]
 
 
+def packed_sizes(
+    fmt: MatrixFormat, rows: int, columns: int, parts: int
+) -> tuple[tuple[int, int, int], tuple[int, int, int] | None, tuple[int, int]]:
+    """Extents of `PackedMatrix.data` (bytes), `block_scale` and `factor` for matrices of `fmt` [rows, columns]."""
+    tiles, blocks = -(-rows * parts // TILE_ROWS), -(-columns // BLOCK_COLUMNS)
+    elements = TILE_ROWS * BLOCK_COLUMNS
+    if fmt is MatrixFormat.NVFP4:
+        return (tiles, blocks, elements // 2), (tiles, blocks, BLOCK_COLUMNS), (parts, 1)
+    if fmt is MatrixFormat.FP8:
+        return (tiles, blocks, elements), None, (parts, rows)
+    return (tiles, blocks, 2 * elements), None, (parts, 1)
+
+
 def pack(parts: tuple[Matrix, ...]) -> PackedMatrix:
     """One matrix [N, K], or gate and up of the same shape and format.
 
