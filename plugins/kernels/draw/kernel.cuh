@@ -19,6 +19,7 @@ struct Filter {
 
 struct DrawShared {
   unsigned long long best[kDrawWarps];
+  float lowest[kDrawWarps];
   int32_t broken[kDrawWarps];
   union {
     LocateShared locate;
@@ -27,7 +28,7 @@ struct DrawShared {
 };
 
 struct Best {
-  float value;
+  float value, lowest;  // lowest: of the finite ones
   int32_t token;
   bool finite;
 };
@@ -36,11 +37,13 @@ struct Best {
 __device__ __forceinline__ Best bestOf(const LogitRow& row, DrawShared& s) {
   unsigned long long best = 0;
   bool broken = false;
+  float lowest = INFINITY;
   row.forEachChunk([&](int32_t, int32_t first, const float(&x)[4]) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       if (first + i >= row.vocab) continue;
       broken |= isnan(x[i]);
+      if (x[i] > -INFINITY) lowest = fminf(lowest, x[i]);
       const auto id = static_cast<uint32_t>(first + i);
       const unsigned long long candidate = static_cast<unsigned long long>(keyOf(x[i])) << 32 | (0xffffffffu - id);
       best = candidate > best ? candidate : best;
@@ -50,51 +53,51 @@ __device__ __forceinline__ Best bestOf(const LogitRow& row, DrawShared& s) {
   for (int step = 16; step > 0; step /= 2) {
     const unsigned long long other = __shfl_xor_sync(0xffffffffu, best, step);
     best = other > best ? other : best;
+    lowest = fminf(lowest, __shfl_xor_sync(0xffffffffu, lowest, step));
   }
   broken = __any_sync(0xffffffffu, broken);
-  if (threadIdx.x % 32 == 0) s.best[threadIdx.x / 32] = best, s.broken[threadIdx.x / 32] = broken;
+  if (threadIdx.x % 32 == 0) {
+    s.best[threadIdx.x / 32] = best;
+    s.lowest[threadIdx.x / 32] = lowest;
+    s.broken[threadIdx.x / 32] = broken;
+  }
   __syncthreads();
   for (int w = 0; w < kDrawWarps; ++w) {
     best = s.best[w] > best ? s.best[w] : best;
+    lowest = fminf(lowest, s.lowest[w]);
     broken |= s.broken[w] != 0;
   }
   const float value = valueOf(static_cast<uint32_t>(best >> 32));
-  return {value, static_cast<int32_t>(0xffffffffu - static_cast<uint32_t>(best)), !broken && isfinite(value)};
+  return {value, lowest, static_cast<int32_t>(0xffffffffu - static_cast<uint32_t>(best)), !broken && isfinite(value)};
 }
 
 // What top-k and top-p leave: the filter's key and, among the tokens of that key, how many.
 template <class Weight>
-__device__ Filter cutOf(const DrawParams& p, int64_t entry, const LogitRow& row, Weight weight, uint32_t best,
+__device__ Filter cutOf(const DrawParams& p, int64_t entry, const LogitRow& row, Weight weight, const Best& best,
                         float* sums, DrawShared& s) {
   Filter filter;
   int32_t ties = INT32_MAX, present = 0;  // of the filter's key: to be kept, and in the row
-  double total = -1.0;                    // of what top-k leaves; not known yet
+  double total = -1.0;                    // of what top-k leaves; below 0: of the row
   const int64_t k = p.topK[entry];
   if (k > 0 && k < row.vocab) {
-    const auto wanted = static_cast<int32_t>(k);
-    const Cut cut = searchCut(row, weight, [&](const Reach& r) { return r.count >= wanted; }, best, s.search);
+    CountGoal goal{static_cast<int32_t>(k)};
+    const Cut cut = searchCut(row, weight, goal, best.value, best.lowest, s.search);
     filter.key = cut.key;
-    ties = wanted - cut.above.count;
-    present = cut.from.count - cut.above.count;
-    total = cut.above.weight + ties * static_cast<double>(weight(0, valueOf(cut.key)));
+    ties = goal.wanted - cut.above.count;
+    present = cut.ties;
+    total = cut.above.weight + ties * static_cast<double>(weight(valueOf(cut.key)));
   }
   const double share = p.topP[entry];
   if (share < 1.0) {
-    if (total < 0.0) {
-      const uint32_t every[kCuts] = {};
-      Reach reach[kCuts];
-      reachOf(row, weight, every, reach, s.search);
-      total = reach[0].weight;
-    }
-    const double wanted = share * total;
-    const Cut cut = searchCut(row, weight, [&](const Reach& r) { return r.weight >= wanted; }, best, s.search);
-    const double each = weight(0, valueOf(cut.key));
-    const double needed = ceil((wanted - cut.above.weight) / each);  // not a number or infinite where each is 0
+    WeightGoal goal{share, total, 0.0};
+    const Cut cut = searchCut(row, weight, goal, best.value, best.lowest, s.search);
+    const double each = weight(valueOf(cut.key));
+    const double needed = ceil((goal.wanted - cut.above.weight) / each);  // infinite or no number where each is 0
     const int32_t enough = needed >= 1.0 ? (needed < row.vocab ? static_cast<int32_t>(needed) : INT32_MAX) : 1;
     if (cut.key > filter.key) {
       filter.key = cut.key;
       ties = enough;
-      present = cut.from.count - cut.above.count;
+      present = cut.ties;
     } else if (cut.key == filter.key) {
       ties = min(ties, enough);
     }
@@ -108,7 +111,7 @@ __device__ Filter cutOf(const DrawParams& p, int64_t entry, const LogitRow& row,
   return filter;
 }
 
-__global__ void __launch_bounds__(kDrawThreads) drawKernel(const __grid_constant__ DrawParams p) {
+__global__ void __launch_bounds__(kDrawThreads, 2) drawKernel(const __grid_constant__ DrawParams p) {
   extern __shared__ float sums[];  // one a chunk
   __shared__ DrawShared s;
   const int32_t position = blockIdx.x % p.width, line = blockIdx.x / p.width;
@@ -121,11 +124,12 @@ __global__ void __launch_bounds__(kDrawThreads) drawKernel(const __grid_constant
   int32_t token = best.token;
   if (best.finite && temperature > 0.0f) {
     const float top = best.value;
-    const auto weight = [=](int32_t, float x) { return expf((x - top) / temperature); };
-    const Filter filter = cutOf(p, entry, row, weight, keyOf(top), sums, s);
+    const float scale = 1.4426950408889634f / temperature;  // finite: temperatures are not below 1e-30
+    const auto weight = [=](float x) { return exp2f((x - top) * scale); };
+    const Filter filter = cutOf(p, entry, row, weight, best, sums, s);
     const auto kept = [=](int32_t id, float x) {
       const uint32_t key = keyOf(x);
-      const float w = weight(id, x);
+      const float w = weight(x);
       const bool in = key > filter.key || (key == filter.key && id <= filter.lastTie);
       return in && w >= filter.least ? w : 0.0f;
     };

@@ -25,7 +25,7 @@ struct DrawParams {
   int64_t rowStride, positionStride;  // of logits
 };
 
-constexpr int kDrawThreads = 512;
+constexpr int kDrawThreads = 384;
 constexpr int kDrawChunk = 128;  // tokens of a warp's piece: 4 a lane
 constexpr int kMaxDrawVocab = 1 << 20;  // one float of shared memory a chunk
 

@@ -34,15 +34,20 @@ struct LogitRow {
 
   __device__ __forceinline__ int32_t chunks() const { return (vocab + kDrawChunk - 1) / kDrawChunk; }
 
-  // f(chunk, first id of the lane, its logits) for the chunks of this warp.
+  // f(chunk, first id of the lane, its logits) for the chunks of this warp; several are on their way at once.
   template <class F>
   __device__ __forceinline__ void forEachChunk(F f) const {
-    const int32_t lane = threadIdx.x % 32;
-    for (int32_t chunk = threadIdx.x / 32; chunk < chunks(); chunk += kDrawWarps) {
-      const int32_t first = chunk * kDrawChunk + lane * 4;
-      float x[4];
-      load(first, x);
-      f(chunk, first, x);
+    constexpr int kAhead = 4;
+    const int32_t lane = threadIdx.x % 32, count = chunks();
+    for (int32_t begin = threadIdx.x / 32; begin < count; begin += kDrawWarps * kAhead) {
+      float x[kAhead][4];
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i) load((begin + i * kDrawWarps) * kDrawChunk + lane * 4, x[i]);
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i) {
+        const int32_t chunk = begin + i * kDrawWarps;
+        if (chunk < count) f(chunk, chunk * kDrawChunk + lane * 4, x[i]);
+      }
     }
   }
 };
