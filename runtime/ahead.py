@@ -45,7 +45,7 @@ def _steps(session: TorchSession, speculative: SpeculativeConfig | None) -> Devi
     return DeviceSteps(
         session.static_step,
         session.graphs,
-        _drafter(speculative, session.pool.max_seq_len),
+        _drafter(session, speculative),
         slots=session.pool.slots,
         buckets=sorted({*(session.recorded.sizes or batch_sizes(session.pool.slots)), session.pool.slots}),
         recorded=session.recorded.sizes,
@@ -54,12 +54,15 @@ def _steps(session: TorchSession, speculative: SpeculativeConfig | None) -> Devi
     )
 
 
-def _drafter(speculative: SpeculativeConfig | None, positions: int) -> DraftPort | None:
+def _drafter(session: TorchSession, speculative: SpeculativeConfig | None) -> DraftPort | None:
     from trtllm_replayssm.runtime.device.head_drafts import HeadDrafts
+    from trtllm_replayssm.runtime.device.native_step import is_native
     from trtllm_replayssm.runtime.device.prompt_lookup import PromptLookup
 
     if speculative is None:
         return None
     if isinstance(speculative, NGramDecodingConfig):
-        return PromptLookup(speculative.max_draft_len, speculative.max_matching_ngram_size, positions)
+        native = is_native(session.pools.cursors.position.device, session.geometry.vocab)
+        sizes = (speculative.max_draft_len, speculative.max_matching_ngram_size, session.pool.max_seq_len)
+        return PromptLookup(*sizes, native=native)
     return HeadDrafts(speculative.draft_len, draws=speculative.sample_drafts)

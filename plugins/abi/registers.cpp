@@ -107,6 +107,40 @@ StepOutcomeParams flatten(const rssm_step_outcome_args& a) {
   return p;
 }
 
+void checkLookup(Checker& check, const rssm_prompt_lookup_args& a) {
+  check.range("max_ngram", a.max_ngram, 1, kMaxCount);
+  check.tensor("row", a.row, RSSM_INT64, {kAny});
+  check.tensor("history", a.history, RSSM_INT64, {kAny, kAny});
+  if (!check.ok()) return;
+  const int64_t entries = a.history.shape[0];
+  check.range("row: B", a.row.shape[0], 0, kMaxCount);
+  check.range("history: S + 1", entries, 1, kMaxCount);
+  check.range("history: M", a.history.shape[1], 1, INT32_MAX);
+  check.tensor("length", a.length, RSSM_INT64, {entries});
+  check.tensor("room", a.room, RSSM_INT64, {entries});
+  check.tensor("draft", a.draft, RSSM_INT64, {entries, kAny});
+  if (check.ok()) check.range("draft: D", a.draft.shape[1], 1, kMaxWidth);
+  check.tensor("draft_count", a.draft_count, RSSM_INT64, {entries});
+  all(check, {{"row", &a.row}, {"length", &a.length}, {"room", &a.room}, {"history", &a.history}, {"draft", &a.draft},
+              {"draft_count", &a.draft_count}});
+}
+
+PromptLookupParams flatten(const rssm_prompt_lookup_args& a) {
+  PromptLookupParams p{};
+  p.rows = static_cast<int32_t>(a.row.shape[0]);
+  p.entries = static_cast<int32_t>(a.history.shape[0]);
+  p.drafts = static_cast<int32_t>(a.draft.shape[1]);
+  p.maxNgram = a.max_ngram;
+  p.positions = a.history.shape[1];
+  p.row = static_cast<const int64_t*>(a.row.data);
+  p.length = static_cast<const int64_t*>(a.length.data);
+  p.room = static_cast<const int64_t*>(a.room.data);
+  p.history = static_cast<const int64_t*>(a.history.data);
+  p.draft = static_cast<int64_t*>(a.draft.data);
+  p.draftCount = static_cast<int64_t*>(a.draft_count.data);
+  return p;
+}
+
 template <class Args, class Check, class Launch>
 rssm_status call(const char* operation, const Args* args, void* stream, rssm_error* error, Check checkArgs,
                  Launch launch) {
@@ -135,4 +169,9 @@ rssm_status rssm_step_inputs(const rssm_step_inputs_args* args, void* stream, rs
 rssm_status rssm_step_outcome(const rssm_step_outcome_args* args, void* stream, rssm_error* error) {
   return replayssm::call("rssm_step_outcome", args, stream, error, replayssm::checkOutcome,
                          replayssm::launchStepOutcome);
+}
+
+rssm_status rssm_prompt_lookup(const rssm_prompt_lookup_args* args, void* stream, rssm_error* error) {
+  return replayssm::call("rssm_prompt_lookup", args, stream, error, replayssm::checkLookup,
+                         replayssm::launchPromptLookup);
 }

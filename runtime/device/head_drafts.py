@@ -22,8 +22,9 @@ class HeadDrafts:
         self.max_draft_len = max_draft_len
         self.draws = draws
 
-    def propose(self, registers: Registers, row: Tensor, room: Tensor, port: StepPort, done: Committed) -> None:
+    def propose(self, registers: Registers, row: Tensor, port: StepPort, done: Committed) -> None:
         """See `DraftPort.propose`."""
+        room = registers.draft_room(row)
         start = registers.length[row] - 1 - done.emitted
         drafted = port.draft(done.emitted, start, done.tokens, done.hidden)
         drafts = [self._pick(drafted.logits, registers, row, done.mode, 0)]

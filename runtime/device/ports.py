@@ -83,8 +83,8 @@ class DraftPort(Protocol):
         """Whether drafts of sampled requests are drawn, from distributions that it leaves in draft_weights."""
         ...
 
-    def propose(self, registers: Registers, row: Tensor, room: Tensor, port: StepPort, done: Committed) -> None:
-        """Write draft and draft_count of register rows [B]: at most room [B] drafts each.
+    def propose(self, registers: Registers, row: Tensor, port: StepPort, done: Committed) -> None:
+        """Write draft and draft_count of register rows [B]: at most `registers.draft_room` drafts each.
 
         Called when the registers hold the step's outcome and the session has committed it.
         """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from trtllm_replayssm.ops import native_registers
 from trtllm_replayssm.runtime.device.ports import Committed, StepPort
 from trtllm_replayssm.runtime.device.registers import Registers
 
@@ -36,14 +37,22 @@ class PromptLookup:
 
     draws = False
 
-    def __init__(self, max_draft_len: int, max_matching_ngram_size: int, positions: int) -> None:
-        """Sizes as in `speculative.ngram.NGramDrafter`; positions: of a slot."""
+    def __init__(
+        self, max_draft_len: int, max_matching_ngram_size: int, positions: int, *, native: bool = False
+    ) -> None:
+        """Sizes as in `speculative.ngram.NGramDrafter`; positions: of a slot; native: by one kernel."""
         self.max_draft_len = max_draft_len
         self.positions = positions
         self._max_ngram = max_matching_ngram_size
+        self._native = native
 
-    def propose(self, registers: Registers, row: Tensor, room: Tensor, port: StepPort, done: Committed) -> None:
+    def propose(self, registers: Registers, row: Tensor, port: StepPort, done: Committed) -> None:
         """See `DraftPort.propose`."""
+        if self._native:
+            names = ("length", "room", "history", "draft", "draft_count")
+            native_registers.prompt_lookup({n: getattr(registers, n) for n in names}, row, self._max_ngram)
+            return
         drafts, found = lookup(registers.history[row], registers.length[row], self._max_ngram, self.max_draft_len)
         registers.draft[row] = drafts
+        room = registers.draft_room(row)
         registers.draft_count[row] = torch.where(found, room.clamp(max=self.max_draft_len), 0)

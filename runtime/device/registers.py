@@ -80,6 +80,10 @@ class Registers:
         """[B] bool: whether the requests of register rows [B] take the argmax."""
         return self.temperature[row] == 0
 
+    def draft_room(self, row: Tensor) -> Tensor:
+        """[B] int64: drafts that register rows [B] may have: a step emits one token more than it drafts."""
+        return (self.room[row] - 1).clamp(min=0)
+
     def settings(self) -> dict[str, Tensor]:
         """What a draw reads, by the names of `ops.native_draw.draw`."""
         names = ("length", "seed", "temperature", "top_k", "top_p", "min_p")

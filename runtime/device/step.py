@@ -59,9 +59,8 @@ class DeviceStep:
         emitted = self._outcome(chosen, row)
         port.commit(emitted)
         if self._drafter is not None:
-            room = (registers.room[row] - 1).clamp(min=0)
             done = Committed(chosen.tokens, emitted, output.hidden, self._mode)
-            self._drafter.propose(registers, row, room, port, done)
+            self._drafter.propose(registers, row, port, done)
 
     def _inputs(self) -> Tensor:
         """Fill the port's ids and num_tokens -> register rows [B] int64."""

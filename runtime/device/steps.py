@@ -14,10 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from trtllm_replayssm.errors import ContractError
-from trtllm_replayssm.ops.library import find_library
-from trtllm_replayssm.ops.native_draw import MAX_VOCAB
 from trtllm_replayssm.runtime.device.entry import DeviceEntry, RowReport, SamplingMode
-from trtllm_replayssm.runtime.device.native_step import NativeStep
+from trtllm_replayssm.runtime.device.native_step import NativeStep, is_native
 from trtllm_replayssm.runtime.device.ports import DraftPort, Graphs, StepPort
 from trtllm_replayssm.runtime.device.registers import Registers
 from trtllm_replayssm.runtime.device.step import DeviceStep
@@ -88,7 +86,7 @@ class DeviceSteps:
             drawn_vocab=vocab if self._draws else 0,
         )  # fmt: skip
         self._vocab = vocab
-        self._native = device.type == "cuda" and vocab <= MAX_VOCAB and find_library() is not None
+        self._native = is_native(device, vocab)
         # the kernel looks at each row's settings: one program serves all of them
         self._modes = (SamplingMode.FILTERED,) if self._native and not self._draws else tuple(SamplingMode)
         self._make_step = make_step

@@ -34,6 +34,7 @@ STRUCTS = {
     "rssm_attention_inputs_args": _abi.AttentionInputsArgs,
     "rssm_attention_args": _abi.AttentionArgs,
     "rssm_draw_args": _abi.DrawArgs,
+    "rssm_prompt_lookup_args": _abi.PromptLookupArgs,
     "rssm_step_inputs_args": _abi.StepInputsArgs,
     "rssm_step_outcome_args": _abi.StepOutcomeArgs,
     "rssm_packed_weights": _abi.PackedWeights,

@@ -15,10 +15,12 @@ from tests.native import harness
 from trtllm_replayssm.graph import ModelOutput
 from trtllm_replayssm.runtime.device.entry import SamplingMode
 from trtllm_replayssm.runtime.device.native_step import NativeStep
+from trtllm_replayssm.runtime.device.ports import Committed
 from trtllm_replayssm.runtime.device.prompt_lookup import PromptLookup
 from trtllm_replayssm.runtime.device.registers import Registers
 from trtllm_replayssm.runtime.device.step import DeviceStep
 from trtllm_replayssm.runtime.sampling.params import SamplingParams
+from trtllm_replayssm.runtime.speculative.ngram import NGramDrafter
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(harness.unavailable() is not None, reason=str(harness.unavailable()))]
 
@@ -47,7 +49,8 @@ class Port:
 
 
 def state(kind: type[DeviceStep], batch: int, width: int) -> tuple[DeviceStep, Registers, Port]:
-    drafter = PromptLookup(width - 1, 3, POSITIONS) if width > 1 else None
+    native = kind is NativeStep
+    drafter = PromptLookup(width - 1, 3, POSITIONS, native=native) if width > 1 else None
     made = Registers.allocate(SLOTS, width - 1, POSITIONS if width > 1 else 0, torch.device("cuda"))
     made.enter([
         entry(
@@ -88,7 +91,10 @@ def test_registers_reports_and_commits_are_those_of_the_torch_operations(width: 
             if field.name == "history":  # what lies behind the text means nothing
                 inside = torch.arange(ours.shape[1], device="cuda") < expected.length[:SLOTS, None]
                 ours, theirs = ours[inside], theirs[inside]
-            if field.name not in ("draft", "draft_weights"):
+            if field.name == "draft":  # so does what lies behind the drafts
+                inside = torch.arange(width - 1, device="cuda") < expected.draft_count[:SLOTS, None]
+                ours, theirs = ours[inside], theirs[inside]
+            if field.name != "draft_weights":
                 assert torch.equal(ours, theirs), (step, field.name)
         emitted += int(want.committed.sum())
     assert emitted > 60 and (got.room[:SLOTS] == 0).sum() >= 5
@@ -101,3 +107,28 @@ def test_slots_out_of_range_are_padding() -> None:
     device_step.run()
     assert port.num_tokens.tolist() == [0, 0, 0] and torch.equal(made.length, before)
     assert device_step.report[:, 1:].tolist() == [[0, 0, 0]] * 3
+
+
+@pytest.mark.parametrize("positions", [5, 300, 2000])
+def test_prompt_lookup_drafts_what_the_host_drafts(positions: int) -> None:
+    """200 random texts of few distinct tokens: n-grams of up to four, drafts as far as there is room."""
+    rng, rows, count = np.random.default_rng(positions), 200, 5
+    texts = [rng.integers(0, int(rng.integers(2, 40)), rng.integers(1, positions + 1)).tolist() for _ in range(rows)]
+    rooms = rng.integers(0, 9, rows)
+    made = Registers.allocate(rows, count, positions, torch.device("cuda"))
+    made.enter([
+        entry(i, SamplingParams(), tokens=text, room=int(room))
+        for i, (text, room) in enumerate(zip(texts, rooms, strict=True))
+    ])  # fmt: skip
+    port = Port(1, 1)
+    drafter = PromptLookup(count, 4, positions, native=True)
+    done = Committed(port.ids, port.ids, port.ids, SamplingMode.GREEDY)
+    drafter.propose(made, torch.arange(rows, device="cuda"), port, done)
+    found = 0
+    for i, (text, room) in enumerate(zip(texts, rooms, strict=True)):
+        most = min(max(int(room) - 1, 0), count)
+        want = NGramDrafter(count, 4)._lookup(text, most).tokens if most else ()
+        got = made.draft[i, : made.draft_count[i]].tolist()
+        assert tuple(got) == want, (i, text)
+        found += len(got)
+    assert found > 100

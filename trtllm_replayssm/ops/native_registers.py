@@ -7,7 +7,7 @@ from torch import Tensor
 
 from trtllm_replayssm.ops import torch_ops
 
-__all__ = ["step_inputs", "step_outcome", "torch_ops"]
+__all__ = ["prompt_lookup", "step_inputs", "step_outcome", "torch_ops"]
 
 
 def step_inputs(registers: dict[str, Tensor], slot: Tensor, ids: Tensor, num_tokens: Tensor, row: Tensor) -> None:
@@ -15,9 +15,7 @@ def step_inputs(registers: dict[str, Tensor], slot: Tensor, ids: Tensor, num_tok
 
     registers: last, room, draft_count [S + 1], draft [S + 1, D], int64. Nothing waits for the device.
     """
-    torch.ops.replayssm.step_inputs(
-        flags=0, slot=slot, **registers, ids=ids, num_tokens=num_tokens, row=row
-    )
+    torch.ops.replayssm.step_inputs(flags=0, slot=slot, **registers, ids=ids, num_tokens=num_tokens, row=row)
 
 
 def step_outcome(
@@ -33,3 +31,12 @@ def step_outcome(
         flags=0, slot=slot, num_tokens=num_tokens, tokens=tokens, finite=finite, count=count, **registers,
         emitted=emitted, report=report,
     )  # fmt: skip
+
+
+def prompt_lookup(registers: dict[str, Tensor], row: Tensor, max_ngram: int) -> None:
+    """Write draft and draft_count of register rows [B] int64.
+
+    registers: length, room, draft_count [S + 1], history [S + 1, M], draft [S + 1, D], int64. Nothing waits for the
+    device.
+    """
+    torch.ops.replayssm.prompt_lookup(flags=0, max_ngram=max_ngram, row=row, **registers)

@@ -132,6 +132,9 @@ STEP_OUTCOME = Signature.of(
     "last length room history? emitted report",
     like=None,
 )
+PROMPT_LOOKUP = Signature.of(
+    "prompt_lookup", "flags max_ngram", "row length room history", "draft draft_count", like=None
+)
 
 
 def fill(struct: type[Any], tensors: dict[str, Tensor | None], **numbers: Any) -> Any:
@@ -249,3 +252,4 @@ _register(ATTENTION, attention_call)
 _register(DRAW, _without_workspace(_abi.DrawArgs, "draw"))
 _register(STEP_INPUTS, _without_workspace(_abi.StepInputsArgs, "step_inputs"))
 _register(STEP_OUTCOME, _without_workspace(_abi.StepOutcomeArgs, "step_outcome"))
+_register(PROMPT_LOOKUP, _without_workspace(_abi.PromptLookupArgs, "prompt_lookup"))

@@ -62,6 +62,26 @@ typedef struct rssm_step_outcome_args {
 
 RSSM_API rssm_status rssm_step_outcome(const rssm_step_outcome_args* args, void* stream, rssm_error* error);
 
+/*
+ * Drafts by prompt lookup: what followed the most recent earlier occurrence of the longest suffix of at most max_ngram
+ * tokens, begun again where it runs into the drafts. At most room - 1 drafts; none without an occurrence.
+ */
+typedef struct rssm_prompt_lookup_args {
+  uint32_t struct_size; /* sizeof(rssm_prompt_lookup_args) */
+  uint32_t abi_version; /* RSSM_ABI_VERSION */
+  uint32_t flags;       /* 0 */
+  int32_t max_ngram;    /* >= 1 */
+
+  rssm_tensor row;         /* [B] int64: entries of the registers; out of range: the last one */
+  rssm_tensor length;      /* [S + 1] int64 */
+  rssm_tensor room;        /* [S + 1] int64 */
+  rssm_tensor history;     /* [S + 1, M] int64 */
+  rssm_tensor draft;       /* [S + 1, D] int64, D >= 1, written for these rows */
+  rssm_tensor draft_count; /* [S + 1] int64, written for these rows */
+} rssm_prompt_lookup_args;
+
+RSSM_API rssm_status rssm_prompt_lookup(const rssm_prompt_lookup_args* args, void* stream, rssm_error* error);
+
 #ifdef __cplusplus
 }
 #endif

@@ -41,7 +41,20 @@ struct StepOutcomeParams {
   int64_t* report;
 };
 
+struct PromptLookupParams {
+  int32_t rows, entries, drafts, maxNgram;
+  int64_t positions;
+
+  const int64_t* row;
+  const int64_t* length;
+  const int64_t* room;
+  const int64_t* history;
+  int64_t* draft;
+  int64_t* draftCount;
+};
+
 cudaError_t launchStepInputs(const StepInputsParams& p, cudaStream_t stream);
 cudaError_t launchStepOutcome(const StepOutcomeParams& p, cudaStream_t stream);
+cudaError_t launchPromptLookup(const PromptLookupParams& p, cudaStream_t stream);
 
 }  // namespace replayssm

@@ -48,7 +48,7 @@ from trtllm_replayssm.ops._abi.records import (
     tensor,
 )
 from trtllm_replayssm.ops._abi.slots import ClearStateArgs, ResetSlotsArgs, StateExportArgs, StateImportArgs
-from trtllm_replayssm.ops._abi.tokens import DrawArgs, StepInputsArgs, StepOutcomeArgs
+from trtllm_replayssm.ops._abi.tokens import DrawArgs, PromptLookupArgs, StepInputsArgs, StepOutcomeArgs
 from trtllm_replayssm.ops._abi.update import UPDATE_PROGRAMMATIC_LAUNCH, CommitArgs, DecaySkipArgs, Kind, UpdateArgs
 
 __all__ = [
@@ -86,6 +86,7 @@ __all__ = [
     "PrefillArgs",
     "PrefillCommitArgs",
     "PrefillFlag",
+    "PromptLookupArgs",
     "RecoveryArgs",
     "ResetSlotsArgs",
     "RmsNormArgs",

@@ -22,7 +22,7 @@ from trtllm_replayssm.ops._abi.layers import ActivationArgs, AttentionArgs, Atte
 from trtllm_replayssm.ops._abi.prefill import PrefillArgs, PrefillCommitArgs
 from trtllm_replayssm.ops._abi.records import ABI_VERSION, Args, ErrorRecord, Status
 from trtllm_replayssm.ops._abi.slots import ClearStateArgs, ResetSlotsArgs, StateExportArgs, StateImportArgs
-from trtllm_replayssm.ops._abi.tokens import DrawArgs, StepInputsArgs, StepOutcomeArgs
+from trtllm_replayssm.ops._abi.tokens import DrawArgs, PromptLookupArgs, StepInputsArgs, StepOutcomeArgs
 from trtllm_replayssm.ops._abi.update import CommitArgs, DecaySkipArgs, UpdateArgs
 
 TEXT_CHARS = 512  # of a launch in words
@@ -208,6 +208,10 @@ class Library:
     def step_outcome(self, args: StepOutcomeArgs, stream: int) -> None:
         """Enqueue what follows from a step's tokens on `stream`."""
         self._call("rssm_step_outcome", _sized(args), ctypes.c_void_p(stream))
+
+    def prompt_lookup(self, args: PromptLookupArgs, stream: int) -> None:
+        """Enqueue drafts by prompt lookup on `stream`."""
+        self._call("rssm_prompt_lookup", _sized(args), ctypes.c_void_p(stream))
 
     def reset_slots(self, args: ResetSlotsArgs, stream: int) -> None:
         """Enqueue the reset of the cursors of some slots on `stream`."""

@@ -33,3 +33,12 @@ class StepOutcomeArgs(Args):
         "slot", "num_tokens", "tokens", "finite", "count", "draft", "stop_ids", "last", "length", "room", "history",
         "emitted", "report",
     )  # fmt: skip
+
+
+class PromptLookupArgs(Args):
+    """rssm_prompt_lookup_args: drafts from the text itself; see registers.h."""
+
+    _fields_ = fields(
+        {"flags": ctypes.c_uint32, "max_ngram": ctypes.c_int32},
+        "row", "length", "room", "history", "draft", "draft_count",
+    )  # fmt: skip
