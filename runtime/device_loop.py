@@ -22,7 +22,7 @@ from trtllm_replayssm.runtime.device.entry import (
     device_eligible,
     sampling_mode,
 )
-from trtllm_replayssm.runtime.sampling.distribution import NOT_A_NUMBER
+from trtllm_replayssm.runtime.sampling.distribution import NOT_A_NUMBER, Logits
 from trtllm_replayssm.runtime.scheduler.output import FinishReason
 from trtllm_replayssm.runtime.scheduler.request import Choice, Request
 from trtllm_replayssm.runtime.speculative.drafter import NO_DRAFT, Draft
@@ -44,6 +44,10 @@ class Steps(Protocol):
 
     def enter(self, entries: Sequence[DeviceEntry]) -> None:
         """Requests begin to decode on the device."""
+        ...
+
+    def draw(self, entries: Sequence[DeviceEntry], logits: Sequence[Logits], mode: SamplingMode) -> list[int]:
+        """A token for each request, from logits [V] on the host."""
         ...
 
     def launch(self, slots: Sequence[int], mode: SamplingMode) -> None:
@@ -81,7 +85,9 @@ class DeviceLoop:
     def advance(self, choices: Sequence[Choice]) -> list[tuple[Choice, int]]:
         """Launch a step of these choices, then take what the launch before it emitted: (choice, tokens) each."""
         fresh = [choice for choice in choices if choice not in self._present]
-        self._steps.enter([self._entry(choice) for choice in fresh])
+        self._steps.enter([self._entry(choice, _slot(choice), choice.draft) for choice in fresh])
+        for choice in fresh:
+            choice.draft, choice.reserved = NO_DRAFT, self._steps.max_draft_len
         self._present.update(fresh)
         flown = self._flight
         # every row in flight emits a token, so one with room for a single token ends there
@@ -90,6 +96,16 @@ class DeviceLoop:
             modes = [sampling_mode(choice.request.params) for choice in self._flight]
             self._steps.launch([_slot(choice) for choice in self._flight], max(modes))
         return self._taken(flown)
+
+    def first_tokens(self, starts: Sequence[tuple[Choice, Logits]]) -> dict[Choice, int]:
+        """The first tokens of the sampled choices that belong here, from their prompts' logits [V]."""
+        drawn = [(c, logits) for c, logits in starts if self.takes(c) and not c.request.params.greedy]
+        if not drawn:
+            return {}
+        entries = [self._entry(choice, i, NO_DRAFT) for i, (choice, _) in enumerate(drawn)]
+        mode = max(sampling_mode(choice.request.params) for choice, _ in drawn)
+        tokens = self._steps.draw(entries, [logits for _, logits in drawn], mode)
+        return {choice: token for (choice, _), token in zip(drawn, tokens, strict=True)}
 
     def drain(self) -> list[tuple[Choice, int]]:
         """Take what is in flight and launch nothing: the host then knows what the slots hold."""
@@ -138,12 +154,10 @@ class DeviceLoop:
         self._stats.output_tokens += emitted
         return emitted
 
-    def _entry(self, choice: Choice) -> DeviceEntry:
+    def _entry(self, choice: Choice, slot: int, draft: Draft) -> DeviceEntry:
         params = choice.request.params
-        draft, choice.draft = choice.draft, NO_DRAFT
-        choice.reserved = self._steps.max_draft_len
         return DeviceEntry(
-            slot=_slot(choice),
+            slot=slot,
             tokens=choice.tokens,
             room=choice.output.room,
             stop_ids=sorted(_stop_ids(choice.request)),

@@ -5,7 +5,7 @@ Owns no queue and admits nobody; the engine plans, this runs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from trtllm_replayssm.errors import RequestError
@@ -145,7 +145,9 @@ class StepRunner:
             return []
         rows = [PrefillChunk(_slot(chunk.choice), chunk.tokens, chunk.last) for chunk in chunks]
         progress = []
-        for chunk, logits in zip(chunks, self._session.prefill(rows), strict=True):
+        results = self._session.prefill(rows)
+        drawn = self._first_tokens(chunks, results)
+        for chunk, logits in zip(chunks, results, strict=True):
             choice = chunk.choice
             prompt = choice.request.prompt_ids
             self._stats.prompt_tokens += len(chunk.tokens)
@@ -154,18 +156,26 @@ class StepRunner:
                 progress.append(Progress(choice, prompt[chunk.begin + 1 : chunk.end + 1]))
                 continue
             assert logits is not None, "a session returns logits for every chunk marked last"
-            for sibling in self._start_choices(choice, logits):
+            for sibling in self._start_choices(choice, logits, drawn):
                 first = sibling.output.token_ids[:1]
                 progress.append(Progress(sibling, (*prompt[chunk.begin + 1 : chunk.end], *first)))
         return progress
 
-    def _start_choices(self, parent: Choice, logits: Logits) -> list[Choice]:
-        """First token of each choice from the prompt's logits [V]; those that go on get a copy of the slot."""
+    def _first_tokens(self, chunks: Sequence[Chunk], results: Sequence[Logits | None]) -> dict[Choice, int]:
+        """First tokens that the device draws, of all prompts that have ended; the others' are the host's to draw."""
+        if self._device is None:
+            return {}
+        ends = [(chunk.choice.request, row) for chunk, row in zip(chunks, results, strict=True) if row is not None]
+        return self._device.first_tokens([(choice, row) for request, row in ends for choice in request.choices])
+
+    def _start_choices(self, parent: Choice, logits: Logits, drawn: Mapping[Choice, int]) -> list[Choice]:
+        """First token of each choice from the prompt's logits [V], or as drawn; those that go on get a copy of the
+        slot."""
         slot = _slot(parent)
         self._scheduler.prompt_done(parent)
         for choice in parent.request.choices:
             choice.prefilled = parent.prefilled
-            self._emit(choice, logits[None])
+            self._emit(choice, logits[None], drawn.get(choice))
             if choice is not parent and choice.output.finish_reason is None:
                 self._scheduler.place(choice, self._session.fork(slot, choice.seed))
         return parent.request.choices
@@ -182,14 +192,28 @@ class StepRunner:
         self._session.commit(accepted)
         return _tails(list(zip(choices, accepted, strict=True)))
 
-    def _emit(self, choice: Choice, logits: Logits) -> int:
+    def _emit(self, choice: Choice, logits: Logits, drawn: int | None = None) -> int:
         """Verify one row's logits [n + 1, V]; returns how many tokens it emitted, 0 when the row is broken.
 
-        A row that cannot be drawn from to its end ends its choice, after the tokens before that point.
+        A row that cannot be drawn from to its end ends its choice, after the tokens before that point. drawn: the one
+        token of the row, where it is known.
         """
         if broken(logits):
             choice.output.finish(FinishReason.ERROR, NOT_A_NUMBER)
             return 0
+        before = len(choice.output.token_ids)
+        if drawn is None:
+            self._verify(choice, logits)
+        else:
+            choice.history.add(drawn)
+            choice.output.push(drawn, None)
+        emitted = len(choice.output.token_ids) - before
+        self._stats.output_tokens += emitted
+        if emitted:
+            choice.request.times.emit()
+        return emitted
+
+    def _verify(self, choice: Choice, logits: Logits) -> None:
         context = VerifyContext(
             params=choice.request.params,
             history=choice.history,
@@ -197,16 +221,10 @@ class StepRunner:
             seed=choice.seed,
             position=choice.position,
         )
-        before = len(choice.output.token_ids)
         try:
             verify(logits, choice.draft, context, choice.output.push)
         except RequestError as error:
             choice.output.finish(FinishReason.ERROR, str(error))
-        emitted = len(choice.output.token_ids) - before
-        self._stats.output_tokens += emitted
-        if emitted:
-            choice.request.times.emit()
-        return emitted
 
     def _draft(self, progress: Sequence[Progress]) -> None:
         """Drafts for the next step; prompts with chunks to come, and ends that are kept, take part without drafts."""

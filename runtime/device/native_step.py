@@ -10,12 +10,23 @@ from trtllm_replayssm.ops.library import find_library
 from trtllm_replayssm.runtime.device.entry import SamplingMode
 from trtllm_replayssm.runtime.device.ports import DraftPort, StepPort
 from trtllm_replayssm.runtime.device.registers import Registers
+from trtllm_replayssm.runtime.device.sampling import pick
 from trtllm_replayssm.runtime.device.step import Chosen, DeviceStep
 
 
 def is_native(device: torch.device, vocab: int) -> bool:
     """Whether the kernels serve steps on this device."""
     return device.type == "cuda" and vocab <= native_draw.MAX_VOCAB and find_library() is not None
+
+
+def choose(logits: Tensor, registers: Registers, row: Tensor, mode: SamplingMode, *, native: bool) -> list[int]:
+    """One token for each row of logits [B, 1, V] float32; waits for the device. mode: at least what the rows need."""
+    if native:
+        tokens, _ = native_draw.draw(logits, row, registers.settings())
+    else:
+        tokens = pick(logits, registers, row, mode).tokens
+    chosen: list[int] = tokens[:, 0].tolist()
+    return chosen
 
 
 class NativeStep(DeviceStep):

@@ -6,7 +6,7 @@ Two launches may be in flight: the one that runs and the one behind it.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -15,12 +15,13 @@ from torch import Tensor
 
 from trtllm_replayssm.errors import ContractError
 from trtllm_replayssm.runtime.device.entry import DeviceEntry, RowReport, SamplingMode
-from trtllm_replayssm.runtime.device.native_step import NativeStep, is_native
+from trtllm_replayssm.runtime.device.native_step import NativeStep, choose, is_native
 from trtllm_replayssm.runtime.device.ports import DraftPort, Graphs, StepPort
 from trtllm_replayssm.runtime.device.registers import Registers
 from trtllm_replayssm.runtime.device.step import DeviceStep
 
 IN_FLIGHT = 2
+_DRAWN_AT_ONCE = 64  # rows of logits on their way to the device
 
 
 @dataclass(frozen=True)
@@ -110,6 +111,24 @@ class DeviceSteps:
         """Requests begin to decode here. Their slots are in no launch that is still to come."""
         if entries:
             self.registers.enter(entries)
+
+    @torch.inference_mode()
+    def draw(
+        self, entries: Sequence[DeviceEntry], logits: Sequence[NDArray[np.float32]], mode: SamplingMode
+    ) -> list[int]:
+        """The token behind each request's own, from logits [V] float32 on the host; waits for the device.
+
+        mode: at least what the requests need. Their slots do not matter.
+        """
+        device, tokens = self.registers.last.device, []
+        for begin in range(0, len(entries), _DRAWN_AT_ONCE):
+            part = [replace(e, slot=i) for i, e in enumerate(entries[begin : begin + _DRAWN_AT_ONCE])]
+            registers = Registers.allocate(len(part), 0, 0, device)
+            registers.enter(part)
+            rows = torch.arange(len(part), device=device)
+            scores = torch.from_numpy(np.stack(logits[begin : begin + len(part)]))[:, None].to(device)
+            tokens += choose(scores, registers, rows, mode, native=self._native)
+        return tokens
 
     @torch.inference_mode()
     def launch(self, slots: Sequence[int], mode: SamplingMode) -> None:
