@@ -1,4 +1,6 @@
-"""Wrong calls of the draw are named before any launch. Needs the library, not a GPU: addresses are made up."""
+"""Wrong calls of the draw and of the registers are named before any launch. Needs the library, not a GPU: addresses are
+made up.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from trtllm_replayssm.ops._abi import Dtype
 
 pytestmark = pytest.mark.skipif(not harness.LIBRARY.exists(), reason=f"no native library at {harness.LIBRARY}")
 
-B, T, V, E = 3, 2, 100, 5
+B, T, V, E, D, K, M = 3, 2, 100, 5, 4, 16, 50
 F32, I32, I64 = Dtype.FLOAT32, Dtype.INT32, Dtype.INT64
 
 
@@ -50,3 +52,49 @@ def test_a_wrong_argument_is_named(changed: dict[str, Any], message: str) -> Non
 def test_no_positions_launch_nothing(empty: tuple[int, int]) -> None:
     sizes = {"row": view(I64, empty[0]), "tokens": view(I64, *empty), "finite": view(I32, *empty)}
     _abi.Library(harness.LIBRARY).draw(draw(logits=view(F32, *empty, V), **sizes), 0)
+
+
+def inputs(**changed: Any) -> _abi.StepInputsArgs:
+    fields = {
+        "slot": view(I32, B), "draft": view(I64, E, D), "ids": view(I64, B, T), "num_tokens": view(I32, B),
+        "row": view(I64, B), **{name: view(I64, E) for name in ("last", "room", "draft_count")},
+    }  # fmt: skip
+    return _abi.StepInputsArgs(**{**fields, **changed})
+
+
+def outcome(**changed: Any) -> _abi.StepOutcomeArgs:
+    fields = {
+        "slot": view(I32, B), "num_tokens": view(I32, B), "tokens": view(I64, B, T), "finite": view(I32, B, T),
+        "draft": view(I64, E, D), "stop_ids": view(I64, E, K), "emitted": view(I32, B), "report": view(I64, B, T + 3),
+        **{name: view(I64, E) for name in ("last", "length", "room")},
+    }  # fmt: skip
+    return _abi.StepOutcomeArgs(**{**fields, **changed})
+
+
+def lookup(**changed: Any) -> _abi.PromptLookupArgs:
+    fields = {
+        "max_ngram": 3, "row": view(I64, B), "history": view(I64, E, M), "draft": view(I64, E, D),
+        **{name: view(I64, E) for name in ("length", "room", "draft_count")},
+    }  # fmt: skip
+    return _abi.PromptLookupArgs(**{**fields, **changed})
+
+
+@pytest.mark.parametrize(
+    ("call", "args", "message"),
+    [
+        ("step_inputs", inputs(slot=view(I64, B)), "slot: expected int32, got int64"),
+        ("step_inputs", inputs(draft=view(I64, E, T - 2)), "draft: D: expected 1..1024, got 0"),
+        ("step_inputs", inputs(ids=view(I64, B, T, stride=(1, B))), "ids: expected stride"),
+        ("step_inputs", inputs(row=view(I64, B + 1)), r"row: expected \[3\]"),
+        ("step_outcome", outcome(report=view(I64, B, T)), r"report: expected \[3, 5\], got \[3, 2\]"),
+        ("step_outcome", outcome(count=view(I32, B)), "count: expected int64, got int32"),
+        ("step_outcome", outcome(history=view(I64, E + 1, M)), r"history: expected \[5, any\]"),
+        ("step_outcome", outcome(stop_ids=view(I64, K)), "stop_ids: expected rank 2, got 1"),
+        ("prompt_lookup", lookup(max_ngram=0), "max_ngram: expected 1..16777216, got 0"),
+        ("prompt_lookup", lookup(draft=view(I64, E, 0)), "draft: D: expected 1..1024, got 0"),
+        ("prompt_lookup", lookup(room=view(I64, E, data=0)), "room: expected a pointer, got null"),
+    ],
+)
+def test_a_wrong_register_is_named(call: str, args: Any, message: str) -> None:
+    with pytest.raises(ContractError, match=f"rssm_{call}: {message}"):
+        getattr(_abi.Library(harness.LIBRARY), call)(args, 0)
