@@ -131,4 +131,4 @@ def test_prompt_lookup_drafts_what_the_host_drafts(positions: int) -> None:
         got = made.draft[i, : made.draft_count[i]].tolist()
         assert tuple(got) == want, (i, text)
         found += len(got)
-    assert found > 100
+    assert found > 50

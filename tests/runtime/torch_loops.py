@@ -50,11 +50,13 @@ def make_engine(session: TorchSession, kind: str, *, ahead: bool, debug: bool = 
     return Engine(session, make_drafter(KINDS[kind], session), None, config, steps)
 
 
-def traffic(count: int, vocab: int, *, seed: int, longest: int, disturb: bool = True) -> list[Event]:
-    """`count` requests at random steps, greedy and sampled in every way, some cancelled or moved out on their way."""
+def traffic(
+    count: int, vocab: int, *, seed: int, longest: int, disturb: bool = True, every: int = 2
+) -> list[Event]:
+    """`count` requests, one in `every` steps, greedy and sampled in every way, some cancelled or moved out."""
     rng, events = np.random.default_rng(seed), []
     for i in range(count):
-        step = int(rng.integers(0, 2 * count))
+        step = int(rng.integers(0, every * count))
         period = rng.integers(1, vocab, rng.integers(1, 6))
         prompt = np.resize(period, rng.integers(1, 40))  # repeats itself, so that n-grams match
         settings: dict[str, Any] = {"max_tokens": int(rng.integers(1, longest)), "seed": i, "end_id": -1}
