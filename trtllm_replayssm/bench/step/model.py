@@ -15,12 +15,14 @@ from trtllm_replayssm.errors import ConfigError
 from trtllm_replayssm.ops.dtypes import torch_dtype
 from trtllm_replayssm.runtime.pools.state_pools import StatePools
 from trtllm_replayssm.runtime.session.random_weights import RandomWeights
+from trtllm_replayssm.runtime.session.ranks import Ranks
 from trtllm_replayssm.runtime.session.torch_session import TorchSession
 from trtllm_replayssm.runtime.session.torch_weights import TorchWeights
 from trtllm_replayssm.shapes import ModelGeometry
 from trtllm_replayssm.weights.checkpoint import Checkpoint
 from trtllm_replayssm.weights.matrix import MatrixFormat
 from trtllm_replayssm.weights.presets import preset_geometry, slice_geometry
+from trtllm_replayssm.weights.tensor_parallel import shard_geometry
 
 ALL = "all"
 SLICE_VOCAB = 4096  # of a slice: it counts its own layers, so its embedding and output head shall cost nothing
@@ -47,11 +49,12 @@ class StepModel:
 
 
 def step_model(
-    model: str, layers: tuple[int, int] | None, activation: ActivationDtype, device: torch.device, seed: int = 0
-) -> StepModel:
+    model: str, layers: tuple[int, int] | None, activation: ActivationDtype, device: torch.device, seed: int = 0,
+    *, ranks: Ranks | None = None,
+) -> StepModel:  # fmt: skip
     """A checkpoint directory, or a preset with random parameters, of which some layers may be taken.
 
-    Raises ConfigError and CheckpointError.
+    ranks: the preset's share of one of them. Raises ConfigError and CheckpointError.
     """
     dtype = torch_dtype(activation)
     if Path(model).is_dir():
@@ -66,6 +69,9 @@ def step_model(
     geometry = slice_geometry(preset_geometry(model), layers, mtp=False, operation="bench step")
     if layers is not None:
         geometry = replace(geometry, vocab=SLICE_VOCAB)
-    weights = RandomWeights(geometry, dtype, device, first_layer=0 if layers is None else layers[0], seed=seed)
+    if ranks is not None:
+        geometry = shard_geometry(geometry, ranks.parallel)
+    first = 0 if layers is None else layers[0]
+    weights = RandomWeights(geometry, dtype, device, first_layer=first, seed=seed, ranks=ranks)
     named = ALL if layers is None else f"{layers[0]}-{layers[1]}"
     return StepModel(geometry, named, weights, weights.format_of, activation, device)

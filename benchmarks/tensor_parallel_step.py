@@ -1,0 +1,78 @@
+"""Times a whole decode step of a preset with random weights over as many GPUs as torchrun starts processes for.
+
+    torchrun --nproc-per-node 1 benchmarks/tensor_parallel_step.py qwen3.5-4b --json one.jsonl
+    torchrun --nproc-per-node 2 benchmarks/tensor_parallel_step.py qwen3.5-4b --json two.jsonl
+
+One JSON line a batch size: microseconds a step (median and quartiles), GPUs, collective, machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+
+import torch
+from torch import distributed
+
+from trtllm_replayssm.bench.machine import describe
+from trtllm_replayssm.bench.step.cases import REPLAY, Schedule, StepCase
+from trtllm_replayssm.bench.step.loop import StepLoop, fill_caches
+from trtllm_replayssm.bench.step.measure import time_steps
+from trtllm_replayssm.bench.step.model import step_model
+from trtllm_replayssm.config import ReplayConfig
+from trtllm_replayssm.dtypes import ActivationDtype
+from trtllm_replayssm.runtime.session.ranks import ProcessRanks
+from trtllm_replayssm.runtime.session.symmetric_ranks import SymmetricRanks
+from trtllm_replayssm.weights.tensor_parallel import TensorParallel
+
+COLLECTIVES = {"nccl": ProcessRanks, "one-shot": SymmetricRanks}
+
+
+def main() -> None:
+    """Time the batch sizes asked for and print a line for each."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("preset")
+    parser.add_argument("--batch", default="1,256", help="batch sizes")
+    parser.add_argument("--context", type=int, default=512)
+    parser.add_argument("--collective", choices=COLLECTIVES, default="one-shot")
+    parser.add_argument("--json", help="file for the JSON lines")
+    arguments = parser.parse_args()
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    torch.cuda.set_device(device)
+    distributed.init_process_group("nccl", device_id=device)
+    ranks = None if size == 1 else COLLECTIVES[arguments.collective](TensorParallel(size, rank))
+    model = step_model(arguments.preset, None, ActivationDtype.BFLOAT16, device, ranks=ranks)
+    schedule = Schedule(warm_up=32, block=16, rounds=5)
+    lines = []
+    for batch in (int(part) for part in arguments.batch.split(",")):
+        torch.manual_seed(batch)  # all ranks take the same tokens
+        case = StepCase(
+            cache=REPLAY, replay=ReplayConfig(), rows=batch, tokens=1, accepted=1.0, context=arguments.context
+        )
+        session = model.session(case, batch, schedule.last_position(case))
+        for slot in range(batch):
+            session.allocate(slot)
+        fill_caches(session)
+        loop = StepLoop(session, case)
+        loop.begin(schedule.first_position(case))
+        for _ in range(schedule.warm_up - 1):
+            loop.run()
+        time = time_steps(loop.run, block=schedule.block, rounds=schedule.rounds)
+        lines.append(
+            {"what": "tensor parallel step", "model": arguments.preset, "gpus": size, "B": batch,
+             "collective": None if ranks is None else arguments.collective, "us": round(time.median, 1),
+             "us_quartiles": [round(time.low, 1), round(time.high, 1)], **describe(device)}
+        )  # fmt: skip
+        if rank == 0:
+            print(json.dumps(lines[-1]), flush=True)
+        del loop, session
+    if arguments.json and rank == 0:
+        with open(arguments.json, "w", encoding="utf-8") as file:
+            file.writelines(json.dumps(line) + "\n" for line in lines)
+    distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
