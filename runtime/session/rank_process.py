@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import tempfile
 from collections.abc import Callable
@@ -79,6 +80,9 @@ def _run(parallel: TensorParallel, store: str, backend: str, make: MakeSession, 
         raise
     connection.send((None, None))
     serve(session, connection)
+    del session  # its recorded graphs first: they hold the communicators
+    gc.collect()
+    distributed.destroy_process_group()
 
 
 def _join(parallel: TensorParallel, store: str, backend: str) -> None:

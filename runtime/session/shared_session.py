@@ -199,10 +199,12 @@ class SharedSession:
 
 
 def _hang_up(workers: list[Connection]) -> None:
-    """The processes of the other ranks end, and this one may start ranks again."""
+    """The processes of the other ranks end. On a CPU this one may start ranks again; NCCL's communicators cannot be
+    destroyed while recorded graphs hold them, so on GPUs they stay until the process ends.
+    """
     for worker in workers:
         worker.close()
-    if distributed.is_initialized():
+    if distributed.is_initialized() and distributed.get_backend() == "gloo":
         distributed.destroy_process_group()
 
 
