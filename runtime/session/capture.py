@@ -14,10 +14,9 @@ Result = TypeVar("Result")
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Collect garbage now and not inside: a graph of a forgotten session that is freed while another is recorded ends
-    the recording.
+    """No garbage is collected inside: a graph of a forgotten session that is freed while another is recorded ends the
+    recording.
     """
-    gc.collect()
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -37,6 +36,8 @@ class GraphPool:
     def __init__(self, device: torch.device, *, enabled: bool = True) -> None:
         """enabled: False: nothing is recorded on a GPU either."""
         records = enabled and device.type == "cuda"
+        if records:
+            gc.collect()  # what a forgotten session held, this one may need; once, for it takes long
         self._device = device
         self._pool = torch.cuda.graph_pool_handle() if records else None
         self._stream = torch.cuda.Stream(device) if records else None
