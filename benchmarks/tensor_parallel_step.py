@@ -3,7 +3,7 @@
     torchrun --nproc-per-node 1 benchmarks/tensor_parallel_step.py qwen3.5-4b --json one.jsonl
     torchrun --nproc-per-node 2 benchmarks/tensor_parallel_step.py qwen3.5-4b --json two.jsonl
 
-One JSON line a batch size: microseconds a step (median and quartiles), GPUs, collective, machine.
+One JSON line a batch size: microseconds a step (median and quartiles), GPUs, machine.
 """
 
 from __future__ import annotations
@@ -23,10 +23,7 @@ from trtllm_replayssm.bench.step.model import step_model
 from trtllm_replayssm.config import ReplayConfig
 from trtllm_replayssm.dtypes import ActivationDtype
 from trtllm_replayssm.runtime.session.ranks import ProcessRanks
-from trtllm_replayssm.runtime.session.symmetric_ranks import SymmetricRanks
 from trtllm_replayssm.weights.tensor_parallel import TensorParallel
-
-COLLECTIVES = {"nccl": ProcessRanks, "one-shot": SymmetricRanks}
 
 
 def main() -> None:
@@ -35,14 +32,13 @@ def main() -> None:
     parser.add_argument("preset")
     parser.add_argument("--batch", default="1,256", help="batch sizes")
     parser.add_argument("--context", type=int, default=512)
-    parser.add_argument("--collective", choices=COLLECTIVES, default="one-shot")
     parser.add_argument("--json", help="file for the JSON lines")
     arguments = parser.parse_args()
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
     torch.cuda.set_device(device)
     distributed.init_process_group("nccl", device_id=device)
-    ranks = None if size == 1 else COLLECTIVES[arguments.collective](TensorParallel(size, rank))
+    ranks = None if size == 1 else ProcessRanks(TensorParallel(size, rank))
     model = step_model(arguments.preset, None, ActivationDtype.BFLOAT16, device, ranks=ranks)
     schedule = Schedule(warm_up=32, block=16, rounds=5)
     lines = []
@@ -62,8 +58,7 @@ def main() -> None:
         time = time_steps(loop.run, block=schedule.block, rounds=schedule.rounds)
         lines.append(
             {"what": "tensor parallel step", "model": arguments.preset, "gpus": size, "B": batch,
-             "collective": None if ranks is None else arguments.collective, "us": round(time.median, 1),
-             "us_quartiles": [round(time.low, 1), round(time.high, 1)], **describe(device)}
+             "us": round(time.median, 1), "us_quartiles": [round(time.low, 1), round(time.high, 1)], **describe(device)}
         )  # fmt: skip
         if rank == 0:
             print(json.dumps(lines[-1]), flush=True)
