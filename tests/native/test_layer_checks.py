@@ -143,10 +143,10 @@ def test_keys_are_cut_only_where_rows_leave_multiprocessors_idle(library: _abi.L
     """Partial sums of 64 float32 channels and two float32 statistics, per part, token and query head."""
     row = (D + 2) * 4 * T * HQ
     assert library.attention_workspace(attention_args(rows=300, depth=4096), MULTIPROCESSORS) == 0
-    assert library.attention_workspace(attention_args(rows=1, depth=255), MULTIPROCESSORS) == 0
-    assert library.attention_workspace(attention_args(rows=1, depth=1024), MULTIPROCESSORS) == 4 * row
+    assert library.attention_workspace(attention_args(rows=1, depth=127), MULTIPROCESSORS) == 0
+    assert library.attention_workspace(attention_args(rows=1, depth=1024), MULTIPROCESSORS) == 16 * row
     assert library.attention_workspace(attention_args(rows=1, depth=1 << 20), MULTIPROCESSORS) == 64 * row
-    assert library.attention_workspace(attention_args(rows=33, depth=1 << 20), MULTIPROCESSORS) == 8 * 33 * row
+    assert library.attention_workspace(attention_args(rows=33, depth=1 << 20), MULTIPROCESSORS) == 14 * 33 * row
 
 
 def test_a_workspace_that_is_too_small_is_refused(library: _abi.Library) -> None:
