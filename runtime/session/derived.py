@@ -7,6 +7,7 @@ from torch import Tensor
 
 from trtllm_replayssm.ops.native_layers import Rotation
 from trtllm_replayssm.runtime.session.joined_products import join
+from trtllm_replayssm.runtime.session.router_product import split
 from trtllm_replayssm.runtime.session.torch_weights import TorchWeights
 
 
@@ -22,6 +23,12 @@ class DerivedTensors:
         if names[0] not in self._tensors:
             self._tensors[names[0]] = join([weights.matrix(name) for name in names])
         return self._tensors[names[0]]
+
+    def router(self, weights: TorchWeights, name: str) -> Tensor:
+        """[parts, experts, in] bfloat16 whose sum is the router `name`."""
+        if name not in self._tensors:
+            self._tensors[name] = split(weights.matrix_float32(name))
+        return self._tensors[name]
 
     def rotation(self, depth: int, rotary_dim: int, theta: float, device: torch.device) -> Rotation:
         """Of the positions below `depth`, which is the same in all calls."""

@@ -111,6 +111,8 @@ class RandomWeights(TorchWeights):
                 noise.mul_(vector_noise(spec)).add_(vector_centre(spec))
             else:
                 noise.mul_(matrix_size(spec, tied=self._geometry.tie_embeddings))
+            if spec.role is ParamRole.ROUTER:
+                noise = noise.bfloat16().to(dtype)  # what the public checkpoints hold
             self._made[name] = noise
         return self._made[name]
 

@@ -14,6 +14,7 @@ from trtllm_replayssm.ops.native_layers import Function
 from trtllm_replayssm.runtime.session.joined_products import followers
 from trtllm_replayssm.runtime.session.native_layers import NativeLayers
 from trtllm_replayssm.runtime.session.ranks import Sharing
+from trtllm_replayssm.runtime.session.router_product import scores
 from trtllm_replayssm.runtime.session.step_context import Phase, StepContext
 from trtllm_replayssm.runtime.session.torch_moe import route, routed_experts
 from trtllm_replayssm.runtime.session.torch_state_ops import StateOps
@@ -171,7 +172,10 @@ class TorchGraph:
         valid = self._ctx.valid()
         tokens = x.flatten(0, 1) if native else x[valid]  # picking the existing ones would wait for the device
         bias = None if names.router_bias is None else self._weights.vector(names.router_bias)
-        logits = functional.linear(tokens.float(), self._weights.matrix_float32(names.router))
+        if native:
+            logits = scores(tokens, self._state_ops.derived.router(self._weights, names.router))
+        else:
+            logits = functional.linear(tokens.float(), self._weights.matrix_float32(names.router))
         inner = tokens if names.latent_in is None else self.linear(tokens, names.latent_in)
         if native:
             ids, weights = native_experts.route(logits.view(*valid.shape, -1), bias, shape, self._ctx.rows)
