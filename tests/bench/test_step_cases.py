@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from trtllm_replayssm.bench.step.breakdown import OTHER, PARTS, add_up, alone, part_of
 from trtllm_replayssm.bench.step.cases import Schedule, StepCase, acceptance_table, spread_records
-from trtllm_replayssm.bench.step.floor import slot_state_bytes, step_floor
+from trtllm_replayssm.bench.step.floor import StepFloor, slot_state_bytes, step_floor
 from trtllm_replayssm.bench.step.report import line, ratios
 from trtllm_replayssm.config import ReplayConfig
 from trtllm_replayssm.dtypes import ActivationDtype
@@ -126,6 +126,7 @@ def row(cache: str, rows: int, tokens: int, us: float, role: str = "equal", stat
     return {
         "what": "step", "model": "m", "layers": "all", "cache": cache, "role": role, "B": rows, "T": tokens, "L": 16,
         "accepted": accepted, "context": 512, "us": us, "us_quartiles": [us, us], "floor_us": us / 2,
+        "bound_us": us * 0.75, "percent_of_bound": 75.0,
         "tokens_per_s": rows * accepted / us * 1e6, "state_bytes_per_slot": state, "percent_of_floor": 50.0,
         "breakdown_us": {"SSM": us},
     }  # fmt: skip
@@ -145,3 +146,9 @@ def test_ratios_compare_what_belongs_together() -> None:
         ("speculative, largest batch", 1200, 4): 2.0, ("slot bytes, conventional over replay", 1200, 4): 4.0,
     }  # fmt: skip
     assert all("nan" not in line(r) for r in [*rows, *ratios(rows)])
+
+
+def test_the_bound_takes_the_longer_of_products_and_weights() -> None:
+    floor = StepFloor(weights=100.0, states=40.0, windows=5.0, kv=4.0, logits=1.0)
+    assert floor.bound(10.0, 10.0, 1e9) == pytest.approx(15.0)  # bytes alone
+    assert floor.bound(10.0, 10.0, 1.0) == pytest.approx(25.0)  # 20 operations a second apart, and 50 bytes

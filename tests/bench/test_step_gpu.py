@@ -10,6 +10,7 @@ import torch
 
 from tests.native import harness
 from trtllm_replayssm.cli import main
+from trtllm_replayssm.runtime.planner import LIBRARY_BYTES
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(harness.unavailable() is not None, reason=str(harness.unavailable()))]
 
@@ -36,5 +37,5 @@ def test_a_slice_is_measured_with_both_caches(preset: str, layers: str, parts: s
         assert {part for part, us in row["breakdown_us"].items() if us > 0} == parts
         assert 0.5 < sum(row["breakdown_us"].values()) / row["us"] < 1.3
         assert row["floor_us"] < row["us"] and row["gpu"] == torch.cuda.get_device_name()
-        # the plan is an upper bound but for the pieces in which memory is handed out
-        assert row["peak_bytes"] < 1.02 * row["planned_bytes"] + (64 << 20)
+        # an upper bound, with the libraries' workspaces and tables that the plan holds in reserve
+        assert row["peak_bytes"] < row["planned_bytes"] + LIBRARY_BYTES // 2

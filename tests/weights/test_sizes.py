@@ -10,7 +10,7 @@ from trtllm_replayssm.weights.inspect import count_parameters
 from trtllm_replayssm.weights.matrix import MatrixFormat
 from trtllm_replayssm.weights.precision_maps import published_format
 from trtllm_replayssm.weights.presets import preset_geometry, preset_names, slice_geometry
-from trtllm_replayssm.weights.sizes import model_bytes, step_weight_bytes, stored_bytes
+from trtllm_replayssm.weights.sizes import model_bytes, step_weight_bytes, stored_bytes, token_products
 
 SUPER = "nemotron-3-super-120b-a12b-nvfp4"
 
@@ -62,3 +62,13 @@ def test_one_token_reads_its_chosen_experts_only() -> None:
     one, many = (step_weight_bytes(geometry, formats(SUPER), 2, tokens) for tokens in (1, 10_000))
     table = geometry.vocab * geometry.hidden * 2
     assert many - one == pytest.approx(stack * (1 - 22 / 512) + table * (10_000 - 1) / geometry.vocab, rel=1e-6)
+
+
+def test_products_of_a_token() -> None:
+    """A dense model multiplies with each matrix once; of the large one's experts 22 of 512 count."""
+    nano = preset_geometry("nemotron-3-nano-4b")
+    dense = [s for s in model_of(nano).parameters(nano) if s.role in (ParamRole.LINEAR, ParamRole.EMBEDDING)]
+    embedding = nano.vocab * nano.hidden
+    assert token_products(nano) == count_parameters(dense) - embedding
+    active = token_products(preset_geometry(SUPER))
+    assert 11e9 < active < 13.5e9  # the model's name: 12 billion active parameters

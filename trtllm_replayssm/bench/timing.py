@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
+_Work = Callable[[torch.Tensor, torch.Tensor], None]
 _WARM_UP = 3
 _COPY_BYTES = 4 << 30
 _HOST_COPY_BYTES = 64 << 20
@@ -51,18 +52,36 @@ def copy_bandwidth(device: torch.device | None = None) -> float:
     return float(statistics.median(2.0 * source.numel() / copy(source, target) for _ in range(8)))
 
 
-def _device_seconds(source: torch.Tensor, target: torch.Tensor) -> float:
+def product_rate(device: torch.device | None = None) -> float:
+    """Operations a second (a multiplication and an addition are two) of a large bfloat16 matrix product."""
+    target_device = torch.device("cuda") if device is None else device
+    size = 256 if target_device.type == "cpu" else 8192
+    a, b = (torch.randn(size, size, dtype=torch.bfloat16, device=target_device) for _ in range(2))
+    out = torch.empty_like(a)
+
+    def multiply(_source: torch.Tensor, _target: torch.Tensor) -> None:
+        torch.mm(a, b, out=out)
+
+    measure = _host_seconds if target_device.type == "cpu" else _device_seconds
+    return float(statistics.median(2.0 * size**3 / measure(a, out, multiply) for _ in range(12)))
+
+
+def _copy(source: torch.Tensor, target: torch.Tensor) -> None:
+    target.copy_(source)
+
+
+def _device_seconds(source: torch.Tensor, target: torch.Tensor, work: _Work = _copy) -> float:
     start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     start.record()
-    target.copy_(source)
+    work(source, target)
     stop.record()
     stop.synchronize()
     return float(start.elapsed_time(stop)) * 1e-3
 
 
-def _host_seconds(source: torch.Tensor, target: torch.Tensor) -> float:
+def _host_seconds(source: torch.Tensor, target: torch.Tensor, work: _Work = _copy) -> float:
     began = time.perf_counter()
-    target.copy_(source)
+    work(source, target)
     return time.perf_counter() - began
 
 

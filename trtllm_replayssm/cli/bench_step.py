@@ -93,28 +93,31 @@ def _measure(arguments: argparse.Namespace, lines: IO[str] | None) -> list[dict[
     from trtllm_replayssm.bench.step.cases import Schedule
     from trtllm_replayssm.bench.step.model import step_model
     from trtllm_replayssm.bench.step.report import line, ratios
-    from trtllm_replayssm.bench.step.run import run_cases
-    from trtllm_replayssm.bench.timing import copy_bandwidth
+    from trtllm_replayssm.bench.step.run import Ceilings, run_cases
+    from trtllm_replayssm.bench.timing import copy_bandwidth, product_rate
     from trtllm_replayssm.runtime.session.device import usable_device
 
     device = usable_device(arguments.device)
     machine = describe(device)
-    bandwidth = copy_bandwidth(device)
+    ceilings = Ceilings(copy_bandwidth(device), product_rate(device))
     model = step_model(arguments.model, _layers(arguments.layers), ActivationDtype(arguments.activation), device)
     schedule = Schedule(warm_up=arguments.window, block=arguments.window, rounds=arguments.rounds)
     profiled = set() if arguments.breakdown == "none" else set(_numbers("breakdown", arguments.breakdown))
+    measured = {
+        "copy_TBs": round(ceilings.bandwidth * 1e-12, 3), "product_TFLOPs": round(ceilings.products * 1e-12, 1)
+    }  # fmt: skip
     rows: list[dict[str, Any]] = []
 
     def write(fields: dict[str, Any]) -> None:
-        rows.append({**fields, "copy_TBs": round(bandwidth * 1e-12, 3), **machine})
+        rows.append({**fields, **measured, **machine})
         print(line(fields), flush=True)
         if lines is not None:
             lines.write(json.dumps(rows[-1]) + "\n")
             lines.flush()
 
-    print(", ".join(f"{name} {value}" for name, value in machine.items()), f"copy {bandwidth * 1e-12:.3f} TB/s")
+    print(", ".join(f"{name} {value}" for name, value in {**machine, **measured}.items()))
     for result in run_cases(
-        model, _cases(arguments, model, schedule), schedule, bandwidth, profiled=lambda case: case.rows in profiled
+        model, _cases(arguments, model, schedule), schedule, ceilings, profiled=lambda case: case.rows in profiled
     ):
         write(result.fields())
     for fields in list(ratios(rows)):

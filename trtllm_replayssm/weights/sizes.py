@@ -65,3 +65,19 @@ def step_weight_bytes(geometry: ModelGeometry, format_of: FormatOf, activation: 
         else:
             total += size
     return total
+
+
+def token_products(geometry: ModelGeometry) -> int:
+    """Multiplications that one token takes with matrices: every linear layer, the output head and top_k experts; the
+    drafting head's are left out.
+    """
+    total = 0
+    for spec in model_of(geometry).parameters(geometry):
+        if spec.name.startswith("mtp.") or spec.role in (ParamRole.VECTOR, ParamRole.CONV):
+            continue
+        if spec.role is ParamRole.EXPERTS:
+            assert geometry.moe is not None
+            total += geometry.moe.top_k * math.prod(spec.shape[1:])
+        elif "embed" not in spec.name or geometry.tie_embeddings:
+            total += math.prod(spec.shape)
+    return total

@@ -31,6 +31,13 @@ class StepFloor:
         """All of it."""
         return float(sum(asdict(self).values()))
 
+    def bound(self, products: float, bandwidth: float, rate: float) -> float:
+        """Seconds that a step takes at least when its matrix products run at `rate` operations a second: the longer of
+        these and of reading their weights, and all other bytes at the bandwidth. products: multiplications of the step.
+        """
+        weights = max(self.weights / bandwidth, 2.0 * products / rate)
+        return weights + (self.total - self.weights) / bandwidth
+
     def fields(self) -> dict[str, int]:
         """Whole bytes by kind."""
         return {name: round(size) for name, size in asdict(self).items()}

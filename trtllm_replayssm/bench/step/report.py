@@ -14,7 +14,8 @@ def ratios(rows: Sequence[Row]) -> Iterator[Row]:
     """One JSON object per comparison that the rows of one model allow, in the order of the rows.
 
     plain and speculative: tokens a second, replay over conventional at the same batch and step length. largest: the
-    same with as many rows as each side's memory holds. speculation over plain conventional: at the same batch.
+    same with as many rows as each side's memory holds. floor_ratio, bound_ratio: what the ratio would be at the floors
+    and at the bounds of both sides. speculation over plain conventional: at the same batch.
     slot bytes: recurrent state of a slot, conventional over replay.
     """
     steps = [row for row in rows if row["what"] == "step"]
@@ -47,24 +48,27 @@ def _ratio(what: str, row: Row, other: Row) -> Row:
         **_common(what, row), "conventional_B": other["B"], "us": row["us"], "conventional_us": other["us"],
         "tokens_per_s": row["tokens_per_s"], "conventional_tokens_per_s": other["tokens_per_s"],
         "ratio": round(row["tokens_per_s"] / other["tokens_per_s"], 3),
-        "floor_ratio": round(_floor_rate(row) / _floor_rate(other), 3),
+        "floor_ratio": round(_rate(row, "floor_us") / _rate(other, "floor_us"), 3),
+        "bound_ratio": round(_rate(row, "bound_us") / _rate(other, "bound_us"), 3),
     }  # fmt: skip
 
 
-def _floor_rate(row: Row) -> float:
-    """Tokens a second if the step took its byte floor."""
-    return float(row["B"] * row["accepted"] / row["floor_us"])
+def _rate(row: Row, time: str) -> float:
+    """Tokens a second if the step took the time of that name."""
+    return float(row["B"] * row["accepted"] / row[time])
 
 
 def line(row: Row) -> str:
     """A row for people."""
     if row["what"] == "ratio":
-        times = "" if "us" not in row else f", {row['conventional_us']:.1f} -> {row['us']:.1f} us"
+        bounds = "" if "us" not in row else f" (bytes allow {row['floor_ratio']:.3f}, bounds {row['bound_ratio']:.3f})"
+        times = "" if "us" not in row else f"{bounds}, {row['conventional_us']:.1f} -> {row['us']:.1f} us"
         return f"  {row['row']} B={row['B']} T={row['T']}: {row['ratio']:.3f}{times}"
     low, high = row["us_quartiles"]
     parts = ", ".join(f"{part} {us:.0f}" for part, us in row["breakdown_us"].items())
     return (
         f"{row['cache']:12} {row['role']:7} B={row['B']} T={row['T']} L={row['L']} a={row['accepted']:g}: "
         f"{row['us']:.1f} us ({low:.1f}-{high:.1f}), {row['tokens_per_s']:.0f} tokens/s, "
-        f"{row['percent_of_floor']:.1f} % of the byte floor" + (f" [{parts}]" if parts else "")
+        f"{row['percent_of_floor']:.1f} % of the byte floor, {row['percent_of_bound']:.1f} % of the bound"
+        + (f" [{parts}]" if parts else "")
     )

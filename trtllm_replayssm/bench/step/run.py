@@ -18,6 +18,15 @@ from trtllm_replayssm.bench.step.loop import StepLoop, fill_caches
 from trtllm_replayssm.bench.step.measure import StepTime, time_steps
 from trtllm_replayssm.bench.step.model import StepModel
 from trtllm_replayssm.runtime.session.torch_session import TorchSession
+from trtllm_replayssm.weights.sizes import token_products
+
+
+@dataclass(frozen=True, slots=True)
+class Ceilings:
+    """What the device reaches: bytes a second of a large copy, operations a second of a large bfloat16 product."""
+
+    bandwidth: float
+    products: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +41,7 @@ class StepResult:
     time: StepTime
     floor: StepFloor
     floor_us: float
+    bound_us: float
     state_bytes: int
     breakdown: dict[str, float]
     kernels: list[tuple[str, float]]
@@ -49,7 +59,8 @@ class StepResult:
             "context": case.context, "us": round(us, 2),
             "us_quartiles": [round(self.time.low, 2), round(self.time.high, 2)],
             "tokens_per_s": round(case.rows * case.accepted / us * 1e6, 1), "floor_us": round(self.floor_us, 2),
-            "percent_of_floor": round(100 * self.floor_us / us, 1), "floor_bytes": self.floor.fields(),
+            "percent_of_floor": round(100 * self.floor_us / us, 1), "bound_us": round(self.bound_us, 2),
+            "percent_of_bound": round(100 * self.bound_us / us, 1), "floor_bytes": self.floor.fields(),
             "state_bytes_per_slot": self.state_bytes,
             "planned_bytes": self.planned_bytes, "peak_bytes": self.peak_bytes,
             "breakdown_us": {part: round(t, 2) for part, t in self.breakdown.items()},
@@ -58,10 +69,10 @@ class StepResult:
 
 
 def run_cases(
-    model: StepModel, cases: Sequence[StepCase], schedule: Schedule, bandwidth: float, *,
+    model: StepModel, cases: Sequence[StepCase], schedule: Schedule, ceilings: Ceilings, *,
     profiled: Callable[[StepCase], bool],
 ) -> Iterator[StepResult]:  # fmt: skip
-    """Results in order; cases that share a pool must follow one another. bandwidth: bytes a second of a large copy."""
+    """Results in order; cases that share a pool must follow one another."""
     for _, group in groupby(cases, key=lambda c: (c.cache, c.replay, c.role)):
         together = list(group)
         gc.collect()  # what the last pool held, before the next one is made
@@ -74,12 +85,12 @@ def run_cases(
             session.allocate(slot)
         fill_caches(session)
         for case in together:
-            yield _measure(model, session, case, schedule, bandwidth, profile=profiled(case))
+            yield _measure(model, session, case, schedule, ceilings, profile=profiled(case))
         del session
 
 
 def _measure(
-    model: StepModel, session: TorchSession, case: StepCase, schedule: Schedule, bandwidth: float, *, profile: bool
+    model: StepModel, session: TorchSession, case: StepCase, schedule: Schedule, ceilings: Ceilings, *, profile: bool
 ) -> StepResult:
     slots = session.pool.slots
     loop = StepLoop(session, case)
@@ -89,10 +100,11 @@ def _measure(
     time = time_steps(loop.run, block=schedule.block, rounds=schedule.rounds)
     parts, kernels = profile_steps(loop.run, schedule.block) if profile else ({}, [])
     loop.end()
-    itemsize = model.activation.itemsize
+    itemsize, products = model.activation.itemsize, case.rows * case.tokens * token_products(model.geometry)
     floor = step_floor(model.geometry, model.format_of, case, itemsize)
     return StepResult(
-        model=model, case=case, time=time, floor=floor, floor_us=floor.total / bandwidth * 1e6,
+        model=model, case=case, time=time, floor=floor, floor_us=floor.total / ceilings.bandwidth * 1e6,
+        bound_us=floor.bound(products, ceilings.bandwidth, ceilings.products) * 1e6,
         state_bytes=slot_state_bytes(model.geometry, case, model.activation), breakdown=parts, kernels=kernels,
         planned_bytes=step_plan(model, case, schedule).need(slots),
         peak_bytes=torch.cuda.max_memory_allocated() if model.device.type == "cuda" else 0,
