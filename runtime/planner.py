@@ -85,10 +85,12 @@ class MemoryPlan:
 def plan_memory(
     geometry: ModelGeometry, replay: ReplayConfig, pool: PoolConfig, *, memory: int, weights: int,
     conventional: bool = False, prompt_tokens: int = 2048, fraction: float = 0.9, reserve: int = LIBRARY_BYTES,
+    drawn_drafts: bool = False,
 ) -> MemoryPlan:  # fmt: skip
     """The plan of one replica; pool.slots is not used.
 
     memory: bytes free before the weights are loaded; weights: their bytes on the device; prompt_tokens: of one pass.
+    drawn_drafts: drafts are drawn on the device, whose distributions, and those they are held against, are float32.
     """
     itemsize = pool.activation.itemsize
     token = pass_bytes(geometry, itemsize)
@@ -96,7 +98,7 @@ def plan_memory(
     return MemoryPlan(
         memory=memory, weights=weights, prompt=prompt_tokens * token, reserve=reserve, fraction=fraction,
         slot=pool_slot_bytes(geometry, replay, pool, conventional=conventional),
-        row=replay.max_step_tokens * (token + logits),
+        row=replay.max_step_tokens * (token + logits + (12 * geometry.vocab if drawn_drafts else 0)),
     )  # fmt: skip
 
 

@@ -223,6 +223,7 @@ def _plan(
         conventional=options.state_cache == "conventional",
         prompt_tokens=options.max_num_tokens or DEFAULT_STEP_TOKENS,
         fraction=options.kv_cache.free_gpu_memory_fraction,
+        drawn_drafts=isinstance(options.speculative, MTPDecodingConfig) and options.speculative.sample_drafts,
     )  # fmt: skip
 
 

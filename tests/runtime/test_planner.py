@@ -13,6 +13,7 @@ from tests.session.sessions import NAMES, checkpoint
 from trtllm_replayssm.config import PoolConfig, ReplayConfig
 from trtllm_replayssm.dtypes import ActivationDtype, StateFormat
 from trtllm_replayssm.errors import ConfigError
+from trtllm_replayssm.runtime.device.registers import Registers
 from trtllm_replayssm.runtime.device_memory import MAX_PLANNED_BATCH, plan_replica, planned_batch
 from trtllm_replayssm.runtime.planner import GIB, plan_memory, pool_slot_bytes
 from trtllm_replayssm.runtime.pools.state_pools import StatePools
@@ -102,3 +103,13 @@ def test_the_plan_of_a_host_has_no_libraries_in_reserve() -> None:
 def test_a_batch_that_nobody_asked_for_is_what_fits_up_to_a_cap(memory: int, batch: int) -> None:
     plan = plan_memory(NANO, FORMATS["plain"], BFLOAT16, memory=memory, weights=8 * GIB)
     assert planned_batch(plan) == batch
+
+
+def test_drawn_drafts_take_their_distributions() -> None:
+    """As the device loop's registers hold them, and the step's own beside."""
+    replay = FORMATS["drafted"]
+    plain, drawn = (plan_memory(NANO, replay, BFLOAT16, memory=GIB, weights=0, drawn_drafts=d) for d in (False, True))
+    made = Registers.allocate(7, replay.max_step_tokens - 1, 0, torch.device("cpu"), drawn_vocab=NANO.vocab)
+    held = made.draft_weights.nbytes // 8
+    step = 2 * replay.max_step_tokens * NANO.vocab * 4  # weights of p and of the head's logits
+    assert 0 <= drawn.row - plain.row - held - step <= replay.max_step_tokens * NANO.vocab * 4
