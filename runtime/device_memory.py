@@ -31,9 +31,9 @@ def plan_replica(
     )  # fmt: skip
 
 
-def planned_batch(plan: MemoryPlan) -> int:
-    """Rows, which are slots, where nobody asks for a number: what fits, at most 256. At least one is tried."""
-    return min(max(plan.slots, 1), MAX_PLANNED_BATCH)
+def planned_batch(plan: MemoryPlan, most: int | None = None) -> int:
+    """Rows, which are slots, where nobody asks for a number: what fits, at most 256 and `most`, at least one."""
+    return max(min(plan.slots, MAX_PLANNED_BATCH, MAX_PLANNED_BATCH if most is None else most), 1)
 
 
 def require_plan(plan: MemoryPlan, slots: int) -> None:

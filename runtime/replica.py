@@ -141,7 +141,9 @@ def build_engine(model: str | Path, tokenizer: object, options: ReplicaOptions) 
     geometry = shard_geometry(geometry, TensorParallel(options.tensor_parallel_size))
     plan = _plan(geometry, replay, pool, options, weights) if automatic else None
     if plan is not None:
-        options = replace(options, max_batch_size=planned_batch(plan))
+        tokens = options.kv_cache.max_tokens
+        most = None if tokens is None else tokens // pool.max_seq_len
+        options = replace(options, max_batch_size=planned_batch(plan, most))
         pool = replace(pool, slots=options.batch)
     require_fit(geometry, replay, pool, options, weights)
 

@@ -103,6 +103,7 @@ def test_the_plan_of_a_host_has_no_libraries_in_reserve() -> None:
 def test_a_batch_that_nobody_asked_for_is_what_fits_up_to_a_cap(memory: int, batch: int) -> None:
     plan = plan_memory(NANO, FORMATS["plain"], BFLOAT16, memory=memory, weights=8 * GIB)
     assert planned_batch(plan) == batch
+    assert planned_batch(plan, 7) == min(batch, 7) and planned_batch(plan, 0) == 1
 
 
 def test_drawn_drafts_take_their_distributions() -> None:
