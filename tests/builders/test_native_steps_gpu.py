@@ -15,7 +15,8 @@ import pytest
 import torch
 
 from tests.native import harness
-from trtllm_replayssm.bindings import CONV1D, GDN, MAMBA2, OpStep, View
+from tests.native.experts_cases import random_matrix
+from trtllm_replayssm.bindings import CONV1D, GDN, MAMBA2, MOE, OpStep, View
 from trtllm_replayssm.config import PoolConfig, ReplayConfig
 from trtllm_replayssm.dtypes import ActivationDtype
 from trtllm_replayssm.ops.layer_state import StepRows
@@ -27,8 +28,9 @@ from trtllm_replayssm.runtime.session.step_context import Phase, StepContext
 from trtllm_replayssm.runtime.session.tensorrt_ops import NativeStepOps
 from trtllm_replayssm.runtime.session.torch_state_ops import StateOps
 from trtllm_replayssm.runtime.session.torch_weights import TorchWeights
-from trtllm_replayssm.shapes import LayerKind, ModelGeometry, SsmKind
+from trtllm_replayssm.shapes import LayerKind, ModelGeometry, MoeShape, Router, SsmKind
 from trtllm_replayssm.weights.checkpoint import Checkpoint
+from trtllm_replayssm.weights.matrix import ExpertStack
 from trtllm_replayssm.weights.presets import preset_geometry
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(harness.unavailable() is not None, reason=str(harness.unavailable()))]
@@ -131,3 +133,55 @@ def test_steps_on_the_device_are_the_steps_of_the_reference(kind: SsmKind) -> No
     for step, (got, expected) in enumerate(zip(run(kind, "cuda"), run(kind, "cpu"), strict=True)):
         difference = (got.cpu().float() - expected.float()).abs().max()
         assert float(difference) <= STEP_NOISE * float(expected.float().abs().max()), step
+
+
+WIDTH, INNER, EXPERTS = 128, 64, 16
+
+
+class Experts(Vectors):
+    """Stacks of NVFP4 experts by projection, and the router's bias."""
+
+    def vector(self, name: str) -> np.ndarray[Any, Any]:
+        return np.random.default_rng(5).standard_normal(EXPERTS).astype(np.float32) / 8
+
+    def experts(self, name: str) -> ExpertStack:
+        size = (WIDTH, INNER) if name.endswith("down_proj") else (INNER, WIDTH)
+        random = np.random.default_rng(sum(name.encode()))
+        matrices = [random_matrix(random, "nvfp4", *size) for _ in range(EXPERTS)]
+        return ExpertStack((EXPERTS, *size), lambda e: matrices[e])
+
+
+def experts_output(gated: bool, device: str) -> torch.Tensor:
+    """Routing and experts of rows with and without tokens, read out of a wider projection."""
+    shape = MoeShape(
+        experts=EXPERTS, top_k=4, intermediate=INNER, latent=None, shared_intermediate=8, gated=gated,
+        shared_gated=False, router=Router.SOFTMAX if gated else Router.SIGMOID_BIAS, n_group=1 if gated else 4,
+        topk_group=1 if gated else 2, scaling=1.0 if gated else 2.5,
+    )  # fmt: skip
+    made = replace(geometry(SsmKind.MAMBA2), moe=shape)
+    pool = PoolConfig(slots=3, max_seq_len=128, activation=ActivationDtype.BFLOAT16)
+    pools = StatePools.allocate(made, REPLAY, pool, conventional=False, device=torch.device(device))
+    native = native_ops(pools)
+    assert (native is not None) == (device == "cuda")
+    weights = TorchWeights(cast(Checkpoint, Experts(made)), torch.bfloat16, torch.device(device))
+    ops = NativeStepOps(pools, StateOps(pools, native, native_prefill(pools, native)), weights)
+    generator = torch.Generator().manual_seed(4)
+    projection = torch.randn((4, 3, PAD + WIDTH), generator=generator).bfloat16()
+    logits = torch.randn((4, 3, EXPERTS), generator=generator)
+    rows = StepRows(torch.tensor([2, -1, 0, 1], device=device), torch.tensor([3, 3, 0, 2], device=device))
+    context = StepContext(Phase.DECODE, rows, torch.zeros(4, dtype=torch.int64), 3, torch.ones(4, dtype=torch.bool))
+    memory = {"projection": projection, "logits": logits, "out": torch.full((4, 3, WIDTH), float("nan")).bfloat16()}
+    memory = {name: tensor.to(device) for name, tensor in memory.items()}
+    views = {"x": View(tensor="projection", start=PAD, width=WIDTH)}
+    views |= {"logits": View(tensor="logits", start=0, width=EXPERTS)}
+    names = {f"{p}_proj": f"experts.{p}_proj" for p in (("gate", "up", "down") if gated else ("up", "down"))}
+    bias = {} if gated else {"router_bias": "bias"}
+    ops.run(OpStep(op=MOE, layer=-1, inputs=views, outputs={"out": "out"}, weights=names | bias), context, memory)
+    return memory["out"]
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_experts_on_the_device_are_those_of_the_reference(gated: bool) -> None:
+    got, expected = experts_output(gated, "cuda").cpu().float(), experts_output(gated, "cpu").float()
+    assert not got[1].any() and not got[2].any() and not got[3, 2].any(), "tokens that do not exist are zero"
+    assert float((got - expected).abs().max()) <= STEP_NOISE * float(expected.abs().max())
