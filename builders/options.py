@@ -47,7 +47,7 @@ class BuildOptions:
         if (self.tp_size, self.tp_rank) != (1, 0):
             raise UnsupportedError(
                 "build", "tp_size", expected="1 with tp_rank 0", got=f"{self.tp_size} with tp_rank {self.tp_rank}",
-                hint="Engines hold a whole model",
+                hint="Engines hold a whole model; the torch session shares one among GPUs",
             )  # fmt: skip
 
     @property

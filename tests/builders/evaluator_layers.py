@@ -19,14 +19,13 @@ _TYPES = {
 }  # fmt: skip
 _ELEMENTWISE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "SUM": torch.add, "PROD": torch.mul, "SUB": torch.sub, "DIV": torch.div, "GREATER": torch.gt, "LESS": torch.lt,
-    "EQUAL": torch.eq,
 }  # fmt: skip
 _UNARY: dict[str, Callable[[Tensor], Tensor]] = {
     "EXP": torch.exp, "LOG": torch.log, "SQRT": torch.sqrt, "RECIP": torch.reciprocal, "ABS": torch.abs,
     "NEG": torch.neg, "NOT": torch.logical_not,
 }  # fmt: skip
 _ACTIVATION: dict[str, Callable[[Tensor], Tensor]] = {"SIGMOID": torch.sigmoid, "RELU": functional.relu}
-_REDUCE: dict[str, Callable[..., Tensor]] = {"AVG": torch.mean, "SUM": torch.sum, "MAX": torch.amax}
+_REDUCE: dict[str, Callable[..., Tensor]] = {"AVG": torch.mean}
 
 
 def step_of(trt: Any, layer: Any, kind: str, attention: dict[str, Any]) -> Step:
@@ -79,22 +78,6 @@ def _reduce(trt: Any, layer: Any, _: Any) -> Any:
     return lambda x: function(x, dim=axes, keepdim=keep)
 
 
-def _topk(trt: Any, layer: Any, _: Any) -> Any:
-    layer = _as(trt, layer, "ITopKLayer")
-    (axis,), count, largest = _axes(layer.axes), layer.k, layer.op.name == "MAX"
-
-    def top(x: Tensor) -> tuple[Tensor, Tensor]:
-        values, indices = x.sort(dim=axis, descending=largest, stable=True)
-        return values.narrow(axis, 0, count), indices.narrow(axis, 0, count).to(torch.int32)
-
-    return top
-
-
-def _softmax(trt: Any, layer: Any, _: Any) -> Any:
-    (axis,) = _axes(_as(trt, layer, "ISoftMaxLayer").axes)
-    return lambda x: x.softmax(axis)
-
-
 def _slice(trt: Any, layer: Any, _: Any) -> Any:
     layer = _as(trt, layer, "ISliceLayer")
     (axis,), (start,), (width,), (stride,) = (tuple(v) for v in (layer.axes, layer.start, layer.shape, layer.stride))
@@ -129,10 +112,8 @@ def _matmul(trt: Any, layer: Any, _: Any) -> Any:
 
 def _gather(trt: Any, layer: Any, _: Any) -> Any:
     layer = _as(trt, layer, "IGatherLayer")
-    axis, shared, mode = layer.axis, layer.num_elementwise_dims, layer.mode.name
-    if mode == "ELEMENT":
-        return lambda x, index: x.gather(axis, index.long())
-    assert mode == "DEFAULT" and (axis, shared) in ((0, 0), (1, 1))
+    axis, shared = layer.axis, layer.num_elementwise_dims
+    assert layer.mode.name == "DEFAULT" and (axis, shared) in ((0, 0), (1, 1))
     if shared == 0:
         return lambda x, index: functional.embedding(index.long(), x)
     return lambda x, index: x[torch.arange(len(x))[:, None], index.long()]
@@ -227,7 +208,7 @@ def _dynamic_quantize(trt: Any, layer: Any, _: Any) -> Any:
 _READERS: dict[str, Callable[[Any, Any, dict[str, Any]], Any]] = {
     "CAST": _cast, "IDENTITY": _identity,
     "ELEMENTWISE": _elementwise, "UNARY": _unary, "ACTIVATION": _activation, "REDUCE": _reduce,
-    "TOPK": _topk, "SOFTMAX": _softmax, "SLICE": _slice, "CONCATENATION": _concatenation, "SHUFFLE": _shuffle,
+    "SLICE": _slice, "CONCATENATION": _concatenation, "SHUFFLE": _shuffle,
     "MATRIX_MULTIPLY": _matmul, "GATHER": _gather, "SELECT": _select, "ROTARY_EMBEDDING": _rotary,
     "KV_CACHE_UPDATE": _cache_update, "ATTENTION_INPUT": _attention_input, "ATTENTION_OUTPUT": _attention_output,
     "QUANTIZE": _quantize, "DEQUANTIZE": _dequantize, "DYNAMIC_QUANTIZE": _dynamic_quantize,

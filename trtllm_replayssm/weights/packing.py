@@ -50,13 +50,13 @@ def packed_sizes(
     fmt: MatrixFormat, rows: int, columns: int, parts: int
 ) -> tuple[tuple[int, int, int], tuple[int, int, int] | None, tuple[int, int]]:
     """Extents of `PackedMatrix.data` (bytes), `block_scale` and `factor` for matrices of `fmt` [rows, columns]."""
-    tiles, blocks = -(-rows * parts // TILE_ROWS), -(-columns // BLOCK_COLUMNS)
-    elements = TILE_ROWS * BLOCK_COLUMNS
+    groups, blocks = -(-rows * parts // GROUP_ROWS), -(-columns // BLOCK_COLUMNS)
+    elements = GROUP_ROWS * BLOCK_COLUMNS
     if fmt is MatrixFormat.NVFP4:
-        return (tiles, blocks, elements // 2), (tiles, blocks, BLOCK_COLUMNS), (parts, 1)
+        return (groups, blocks, elements // 2), (groups, blocks, GROUP_TILES * BLOCK_COLUMNS), (parts, 1)
     if fmt is MatrixFormat.FP8:
-        return (tiles, blocks, elements), None, (parts, rows)
-    return (tiles, blocks, 2 * elements), None, (parts, 1)
+        return (groups, blocks, elements), None, (parts, rows)
+    return (groups, blocks, 2 * elements), None, (parts, 1)
 
 
 def pack(parts: tuple[Matrix, ...]) -> PackedMatrix:

@@ -99,16 +99,16 @@ Case commit() {
 
 // Gated experts with the group-limited router; logits lie behind other channels of their projection.
 Case experts(int32_t format) {
-  constexpr int64_t E = 8, kWidth = 64, kInner = 24, kTiles = 3, kDownTiles = 4, kScales = 128;
-  int64_t bytes = format == RSSM_FLOAT4_E2M1 ? 1024 : format == RSSM_FLOAT8_E4M3 ? 2048 : 4096;
+  constexpr int64_t E = 8, kWidth = 64, kInner = 72, kGroups = 2, kDownGroups = 1, kScales = 1024;
+  int64_t bytes = format == RSSM_FLOAT4_E2M1 ? 8192 : format == RSSM_FLOAT8_E4M3 ? 16384 : 32768;
   int64_t factors = format == RSSM_FLOAT8_E4M3 ? kInner : 1;
   DataType raw = DataType::kINT8;
   std::vector<Input> inputs = {{kAct, {B, T, kWidth + 16}, false}, {kFloat, {B, T, E + 1}, false}, {kInt, {B}, false},
-                               {kInt, {B}, false}, {kFloat, {E}, false}, {raw, {E, kTiles, 1, bytes}, false}};
-  if (format == RSSM_FLOAT4_E2M1) inputs.push_back({raw, {E, kTiles, 1, kScales}, false});
+                               {kInt, {B}, false}, {kFloat, {E}, false}, {raw, {E, kGroups, 1, bytes}, false}};
+  if (format == RSSM_FLOAT4_E2M1) inputs.push_back({raw, {E, kGroups, 1, kScales}, false});
   inputs.push_back({kFloat, {E, 2, factors}, false});
-  inputs.push_back({raw, {E, kDownTiles, 1, bytes}, false});
-  if (format == RSSM_FLOAT4_E2M1) inputs.push_back({raw, {E, kDownTiles, 1, kScales}, false});
+  inputs.push_back({raw, {E, kDownGroups, 1, bytes}, false});
+  if (format == RSSM_FLOAT4_E2M1) inputs.push_back({raw, {E, kDownGroups, 1, kScales}, false});
   inputs.push_back({kFloat, {E, 1, 1}, false});
   return {"MoeExperts",
           {{"experts", E}, {"top_k", 2}, {"width", kWidth}, {"intermediate", kInner}, {"gated", 1},
