@@ -35,9 +35,18 @@ void checkExperts(Checker& check, const rssm_experts_args& a) {
   check.aligned("out", a.out);
 }
 
+constexpr int kOrderColumns = 64;  // within which the instructions of a warpgroup want another order
+
+// Whether the step has tokens enough for the instructions of a warpgroup, and its sizes fit them.
+bool mayBeWide(const rssm_experts_args& a) {
+  const int64_t pairs = a.x.shape[0] * a.ids.shape[1];
+  return kWideBuilt && choosePassTokens(a.pass_tokens, pairs, a.up.data.shape[0]) == kMaxPassTokens &&
+         a.up.columns % kOrderColumns == 0 && a.down.columns % kOrderColumns == 0;
+}
+
 // Offsets of everything in the workspace; the only place that knows them.
 struct ExpertsWorkspace {
-  int64_t entryCount, entries, rowToken, rowWeight, position, inner, rows, bytes;
+  int64_t entryCount, entries, rowToken, rowWeight, position, inner, rows, ordered, bytes;
 
   explicit ExpertsWorkspace(const rssm_experts_args& a) {
     const int64_t pairs = a.x.shape[0] * a.ids.shape[1];
@@ -56,6 +65,7 @@ struct ExpertsWorkspace {
     position = take(pairs * static_cast<int64_t>(sizeof(int32_t)));
     inner = take(pairs * a.up.rows * 2);
     rows = take(pairs * a.down.rows * 2);
+    ordered = take(mayBeWide(a) ? a.x.shape[0] * a.up.columns * 2 : 0);
     bytes = at;
   }
 };
@@ -79,9 +89,17 @@ PlanParams planParams(const rssm_experts_args& a, const ExpertsWorkspace& layout
   return p;
 }
 
+// The first product reads ordered copies of the tokens and stores its channels in the order that the second wants.
+void makeWide(const rssm_experts_args& a, uint8_t* ordered, PlanParams& plan, GroupedParams& up, GroupedParams& down) {
+  plan.order = {a.x.data, ordered, a.x.stride[0], a.up.columns};
+  up.in = ordered;
+  up.inStride = a.up.columns;
+  up.wide = up.orderOut = down.wide = true;
+}
+
 cudaError_t launchAll(const rssm_experts_args& a, uint8_t* workspace, cudaStream_t stream) {
   const ExpertsWorkspace layout(a);
-  const PlanParams plan = planParams(a, layout, workspace);
+  PlanParams plan = planParams(a, layout, workspace);
   GroupedParams up = groupedParams(a.up);
   up.epilogue = a.up.parts == 2 ? ExpertEpilogue::kSwiglu : ExpertEpilogue::kRelu2;
   up.in = a.x.data;
@@ -113,7 +131,12 @@ cudaError_t launchAll(const rssm_experts_args& a, uint8_t* workspace, cudaStream
   sum.tokens = plan.tokens;
   sum.topK = plan.topK;
   sum.channels = a.down.rows;
-  cudaError_t code = launchPlan(plan, stream);
+  int device = 0, major = 0, minor = 0;
+  cudaError_t code = cudaGetDevice(&device);
+  if (code == cudaSuccess) code = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+  if (code == cudaSuccess) code = cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
+  if (mayBeWide(a) && major == 9 && minor == 0) makeWide(a, workspace + layout.ordered, plan, up, down);
+  if (code == cudaSuccess) code = launchPlan(plan, stream);
   if (code == cudaSuccess) code = launchGrouped(up, stream);
   if (code == cudaSuccess) code = launchGrouped(down, stream);
   if (code == cudaSuccess) code = launchReduce(sum, stream);

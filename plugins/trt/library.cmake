@@ -13,6 +13,6 @@ target_include_directories(trtllm_replayssm_plugins PRIVATE . ${CMAKE_CUDA_TOOLK
 # TensorRT's own headers warn about what they deprecate.
 target_include_directories(trtllm_replayssm_plugins SYSTEM PRIVATE ${TENSORRT_INCLUDE_DIR})
 target_compile_options(trtllm_replayssm_plugins PRIVATE -Wall -Wextra -Werror)
-target_link_libraries(trtllm_replayssm_plugins PRIVATE replayssm_objects replayssm_instances)
+target_link_libraries(trtllm_replayssm_plugins PRIVATE ${KERNEL_OBJECTS})
 target_link_options(trtllm_replayssm_plugins PRIVATE -Wl,-Bsymbolic)
 set_target_properties(trtllm_replayssm_plugins PROPERTIES CUDA_RUNTIME_LIBRARY Static LINKER_LANGUAGE CUDA)

@@ -33,6 +33,8 @@ CASES = [
     LayerCase("fp8", 8, 264, 96, 2, True, 33),
     LayerCase("bf16", 8, 128, 200, 3, False, 50),
     LayerCase("bf16", 4, 320, 96, 2, True, 130),
+    LayerCase("fp8", 4, 128, 64, 3, False, 120),  # these two fit a warpgroup's instructions
+    LayerCase("bf16", 4, 192, 128, 2, True, 150),
 ]
 
 

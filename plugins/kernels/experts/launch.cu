@@ -1,68 +1,10 @@
 // Launches of the routed experts: the plan, the two products, the sum over a token's choices.
-#include "kernel.cuh"
+#include "grouped_launch.cuh"
 #include "plan.cuh"
 #include "reduce.cuh"
 
 namespace replayssm {
 namespace {
-
-template <class Kernel, class Params>
-cudaError_t launch(Kernel kernel, dim3 grid, int threads, int sharedBytes, bool programmatic, const Params& p,
-                   cudaStream_t stream) {
-  cudaError_t code = cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
-                                          cudaFuncAttributeMaxDynamicSharedMemorySize, sharedBytes);
-  if (code != cudaSuccess) return code;
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = grid;
-  config.blockDim = dim3(static_cast<unsigned>(threads));
-  config.dynamicSmemBytes = static_cast<size_t>(sharedBytes);
-  config.stream = stream;
-  config.attrs = &attribute;
-  config.numAttrs = programmatic ? 1 : 0;
-  return cudaLaunchKernelEx(&config, kernel, p);
-}
-
-// What the device gives: shared memory of a multiprocessor and of a block, and its number of multiprocessors.
-struct Device {
-  int sharedBytes = 0, blockBytes = 0, multiprocessors = 0;
-};
-
-cudaError_t queryDevice(Device& device) {
-  int index = 0;
-  cudaError_t code = cudaGetDevice(&index);
-  const auto read = [&](int& value, cudaDeviceAttr attribute) {
-    if (code == cudaSuccess) code = cudaDeviceGetAttribute(&value, attribute, index);
-  };
-  read(device.sharedBytes, cudaDevAttrMaxSharedMemoryPerMultiprocessor);
-  read(device.blockBytes, cudaDevAttrMaxSharedMemoryPerBlockOptin);
-  read(device.multiprocessors, cudaDevAttrMultiProcessorCount);
-  return code;
-}
-
-template <class T>
-cudaError_t launchTraits(GroupedParams p, cudaStream_t stream) {
-  Device device;
-  const cudaError_t code = queryDevice(device);
-  if (code != cudaSuccess) return code;
-  constexpr int kReserved = 1024 + static_cast<int>(sizeof(BlockState)) + 128;  // of a block, beside the ring
-  constexpr int kFewStages = 3;  // fewer leave too few bytes on their way: then a block has a multiprocessor alone
-  p.stageBytes = T::stageBytes(p.passTokens);
-  p.steps = (p.columns + kLayoutColumns - 1) / kLayoutColumns * (kLayoutColumns / T::Format::kStepColumns);
-  p.rounds = (p.tiles + T::kRoundTiles - 1) / T::kRoundTiles;
-  int blocks = T::kBlocks;
-  int stages = (device.sharedBytes / blocks - kReserved) / p.stageBytes;
-  if (stages < kFewStages) {
-    blocks = 1;
-    stages = (device.blockBytes - kReserved) / p.stageBytes;
-  }
-  if (stages < 2) return cudaErrorInvalidConfiguration;
-  p.stages = stages < kMostStages ? stages : kMostStages;
-  return launch(groupedKernel<T>, dim3(static_cast<unsigned>(device.multiprocessors * blocks)), T::kThreads,
-                p.stageBytes * p.stages, p.programmaticLaunch, p, stream);
-}
 
 template <class Format>
 cudaError_t launchFormat(const GroupedParams& p, cudaStream_t stream) {
@@ -75,10 +17,15 @@ cudaError_t launchFormat(const GroupedParams& p, cudaStream_t stream) {
 
 cudaError_t launchPlan(const PlanParams& p, cudaStream_t stream) {
   const int bytes = kPlanWarps * p.experts * static_cast<int>(sizeof(int32_t));
-  return launch(planKernel, dim3(1), kPlanThreads, bytes, p.programmaticLaunch, p, stream);
+  const int64_t pieces = p.order.out == nullptr ? 0 : int64_t{p.tokens} * p.order.columns / kOrderPiece;
+  const dim3 grid(static_cast<unsigned>(1 + (pieces + kPlanThreads - 1) / kPlanThreads));
+  return launch(planKernel, grid, kPlanThreads, bytes, p.programmaticLaunch, p, stream);
 }
 
 cudaError_t launchGrouped(const GroupedParams& p, cudaStream_t stream) {
+  if constexpr (kWideBuilt) {
+    if (p.wide) return launchWide(p, stream);
+  }
   switch (p.format) {
     case WeightFormat::kNvfp4: return launchFormat<Nvfp4Weights>(p, stream);
     case WeightFormat::kFp8: return launchFormat<Fp8Weights>(p, stream);

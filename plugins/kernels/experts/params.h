@@ -2,7 +2,7 @@
 // format's tile and live here, so that host and device agree.
 #pragma once
 
-#include <cuda_runtime_api.h>
+#include <cuda_runtime.h>
 
 #include <cstdint>
 
@@ -38,12 +38,33 @@ struct ExpertPlan {
   int32_t* position;      // [pairs] place of a pair among the sorted, -1: none
 };
 
+// Whether the instructions of a warpgroup (sm_90a) are part of this build.
+#if defined(RSSM_WIDE)
+constexpr bool kWideBuilt = true;
+#else
+constexpr bool kWideBuilt = false;
+#endif
+
+// Place of a column among its 64 in the order that the instructions of a warpgroup want: those of its 16 columns first.
+__host__ __device__ constexpr int columnPlace(int column) {
+  return (column & ~63) | (column >> 2 & 3) << 4 | (column >> 1 & 1) << 3 | (column >> 4 & 3) << 1 | (column & 1);
+}
+
+// Tokens copied with their columns in that order; null: not wanted.
+struct OrderParams {
+  const void* in;   // bfloat16 [tokens, columns]
+  void* out;        // the same, contiguous
+  int64_t inStride;
+  int32_t columns;  // whole 64
+};
+
 struct PlanParams {
   const int32_t* ids;     // [tokens, topK]
   const float* weights;   // [tokens, topK]
   int64_t idStride, weightStride;
   int32_t tokens, topK, experts, passTokens;
   ExpertPlan plan;
+  OrderParams order;
   bool programmaticLaunch;
 };
 
@@ -70,6 +91,8 @@ struct GroupedParams {
   int32_t passTokens;          // most tokens of a pass here
   int32_t steps, rounds;       // of a round over K; of a pass over the rows: set by launchGrouped, as the next two
   int32_t stageBytes, stages;  // of the ring
+  bool wide;                   // instructions of a warpgroup; `in` has its columns in their order
+  bool orderOut;               // store channels in that order
   bool weightsFirst;           // the plan is there, or none is needed: weights may come before the predecessor ends
   bool programmaticLaunch;
 };
@@ -84,6 +107,8 @@ struct ReduceParams {
 
 cudaError_t launchPlan(const PlanParams& p, cudaStream_t stream);
 cudaError_t launchGrouped(const GroupedParams& p, cudaStream_t stream);
+// By the instructions of a warpgroup: only where kWideBuilt, on compute capability 9.0.
+cudaError_t launchWide(const GroupedParams& p, cudaStream_t stream);
 cudaError_t launchReduce(const ReduceParams& p, cudaStream_t stream);
 
 }  // namespace replayssm

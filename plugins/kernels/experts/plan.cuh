@@ -62,8 +62,33 @@ __device__ __forceinline__ int expertOf(const PlanParams& p, int pair) {
   return expert >= 0 && expert < p.experts ? expert : -1;
 }
 
+constexpr int kOrderPiece = 8;  // columns a thread writes
+
+// The blocks behind the first: tokens with their columns in the order of a warpgroup's instructions.
+__device__ inline void orderTokens(const PlanParams& p) {
+  const int64_t piece = (static_cast<int64_t>(blockIdx.x) - 1) * kPlanThreads + threadIdx.x;
+  const int each = p.order.columns / kOrderPiece;
+  if (piece >= static_cast<int64_t>(p.tokens) * each) return;
+  const int64_t token = piece / each;
+  const int place = static_cast<int>(piece - token * each) * kOrderPiece;  // of the 64: instruction and half of it
+  const int column = (place & ~63) | (place >> 4 & 3) << 2 | (place >> 3 & 1) << 1;
+  const auto* in = static_cast<const uint16_t*>(p.order.in) + token * p.order.inStride + column;
+  uint4 word;
+  word.x = *reinterpret_cast<const uint32_t*>(in);
+  word.y = *reinterpret_cast<const uint32_t*>(in + 16);
+  word.z = *reinterpret_cast<const uint32_t*>(in + 32);
+  word.w = *reinterpret_cast<const uint32_t*>(in + 48);
+  *reinterpret_cast<uint4*>(static_cast<uint16_t*>(p.order.out) + token * p.order.columns + place) = word;
+}
+
 __global__ void __launch_bounds__(kPlanThreads) planKernel(const __grid_constant__ PlanParams p) {
   extern __shared__ int32_t counts[];  // [kPlanWarps][experts]: of each warp's run, then where its pairs go
+  if (blockIdx.x > 0) {
+    releaseDependents();
+    waitForPredecessor();
+    orderTokens(p);
+    return;
+  }
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
   const int pairs = p.tokens * p.topK;
   const int run = (pairs + kPlanThreads - 1) / kPlanThreads * 32;  // whole warps' worth

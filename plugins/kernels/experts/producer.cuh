@@ -106,13 +106,13 @@ struct Producer {
     const int left = (p.columns - step * Format::kStepColumns) * 2 - piece * 16;
     const uint32_t valid = left >= 16 ? 16u : (left > 0 ? static_cast<uint32_t>(left) : 0u);
     const auto* in = static_cast<const uint16_t*>(p.in) + (valid == 0 ? 0 : step * Format::kStepColumns + piece * 8);
-    const uint32_t at = target + T::kWeightBytes + piece * 16;
+    const uint32_t at = target + T::kWeightBytes;
     for (int begin = 0; begin < count; begin += kRowsAtOnce) {
       const int row = begin + lane / kRowPieces;
       const int32_t low = __shfl_sync(0xffffffffu, token[0], row % 32);
       const int32_t high = __shfl_sync(0xffffffffu, token[1], row % 32);
       const int64_t place = row < 32 ? low : high;
-      if (row < count) pieceLoadPart(at + row * T::kTokenBytes, in + place * p.inStride, valid);
+      if (row < count) pieceLoadPart(at + T::pieceOffset(row, piece), in + place * p.inStride, valid);
     }
     loadsArrive(barrier);
   }
