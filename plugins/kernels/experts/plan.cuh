@@ -8,6 +8,7 @@ namespace replayssm {
 
 constexpr int kPlanWarps = 16;
 constexpr int kPlanThreads = kPlanWarps * 32;
+constexpr int kPlanBatch = 8;  // pairs a lane loads at once
 
 struct PlanSums {
   int32_t pairs, passes, cost;
@@ -62,6 +63,21 @@ __device__ __forceinline__ int expertOf(const PlanParams& p, int pair) {
   return expert >= 0 && expert < p.experts ? expert : -1;
 }
 
+// Experts of the pairs first, first + 32, ...: loads that do not wait for each other.
+__device__ __forceinline__ void loadBatch(const PlanParams& p, int first, int end, int (&experts)[kPlanBatch]) {
+#pragma unroll
+  for (int i = 0; i < kPlanBatch; ++i) experts[i] = first + 32 * i < end ? expertOf(p, first + 32 * i) : -1;
+}
+
+// place -1: none.
+__device__ __forceinline__ void placePair(const PlanParams& p, int pair, int place) {
+  p.plan.position[pair] = place;
+  if (place < 0) return;
+  const int token = pair / p.topK;
+  p.plan.rowToken[place] = token;
+  p.plan.rowWeight[place] = p.weights[token * p.weightStride + (pair - token * p.topK)];
+}
+
 constexpr int kOrderPiece = 8;  // columns a thread writes
 
 // The blocks behind the first: tokens with their columns in the order of a warpgroup's instructions.
@@ -98,9 +114,13 @@ __global__ void __launch_bounds__(kPlanThreads) planKernel(const __grid_constant
   releaseDependents();
   waitForPredecessor();
   __syncthreads();
-  for (int pair = begin + lane; pair < end; pair += 32) {
-    const int expert = expertOf(p, pair);
-    if (expert >= 0) atomicAdd(own + expert, 1);
+  for (int base = begin; base < end; base += 32 * kPlanBatch) {
+    int experts[kPlanBatch];
+    loadBatch(p, base + lane, end, experts);
+#pragma unroll
+    for (int expert : experts) {
+      if (expert >= 0) atomicAdd(own + expert, 1);
+    }
   }
   __syncthreads();
   const int each = (p.experts + kPlanThreads - 1) / kPlanThreads;
@@ -133,21 +153,20 @@ __global__ void __launch_bounds__(kPlanThreads) planKernel(const __grid_constant
     p.plan.entries[total.passes] = {-1, total.pairs, 0, total.cost};
   }
   __syncthreads();
-  for (int base = begin; base < end; base += 32) {
-    const int pair = base + lane;
-    const int expert = pair < end ? expertOf(p, pair) : -1;
-    const uint32_t same = __match_any_sync(0xffffffffu, expert);
-    const int rank = __popc(same & ((1u << lane) - 1u));
-    const int place = expert >= 0 ? own[expert] + rank : -1;
-    __syncwarp();
-    if (expert >= 0 && rank == 0) own[expert] += __popc(same);
-    __syncwarp();
-    if (pair >= end) continue;
-    p.plan.position[pair] = place;
-    if (place < 0) continue;
-    const int token = pair / p.topK;
-    p.plan.rowToken[place] = token;
-    p.plan.rowWeight[place] = p.weights[token * p.weightStride + (pair - token * p.topK)];
+  for (int base = begin; base < end; base += 32 * kPlanBatch) {
+    int experts[kPlanBatch];
+    loadBatch(p, base + lane, end, experts);
+#pragma unroll
+    for (int i = 0; i < kPlanBatch; ++i) {
+      const int pair = base + lane + 32 * i, expert = experts[i];
+      const uint32_t same = __match_any_sync(0xffffffffu, expert);
+      const int rank = __popc(same & ((1u << lane) - 1u));
+      const int place = expert >= 0 ? own[expert] + rank : -1;
+      __syncwarp();
+      if (expert >= 0 && rank == 0) own[expert] += __popc(same);
+      __syncwarp();
+      if (pair < end) placePair(p, pair, place);
+    }
   }
 }
 
