@@ -222,5 +222,5 @@ def _measured_skip(results: Results, axes: Any) -> bool:
     axes.plot([0, 1], [1, 0], color="grey", linestyle=":", linewidth=1, label="live share: states alone")
     axes.set(xlabel="share of heads that have faded", ylabel="skipping update / update", ylim=(0, 1.15))
     axes.set_title(f"Skipping faded checkpoints, {results['meta']['device_name']}")
-    axes.legend(fontsize=8)
+    axes.legend(fontsize=8, loc="lower left")
     return True
