@@ -24,13 +24,16 @@ from trtllm_replayssm.builders.network import Constant
 from trtllm_replayssm.builders.options import BuildOptions
 from trtllm_replayssm.builders.parameters import CheckpointParameters
 from trtllm_replayssm.builders.quantised_parameters import DenseNvfp4Parameters
+from trtllm_replayssm.builders.quantize_writer import Entry, SafetensorsWriter
 from trtllm_replayssm.config import ReplayConfig
+from trtllm_replayssm.errors import EngineMismatchError, InvariantError, UnsupportedError
 from trtllm_replayssm.params import ParamRole
 from trtllm_replayssm.runtime.session.tensorrt_weights import BundleWeights
 from trtllm_replayssm.weights.checkpoint import Checkpoint
-from trtllm_replayssm.weights.matrix import ExpertStack, Fp8Matrix, MatrixFormat, Nvfp4Matrix
+from trtllm_replayssm.weights.matrix import DenseMatrix, ExpertStack, Fp8Matrix, Matrix, MatrixFormat, Nvfp4Matrix
 from trtllm_replayssm.weights.names import split_expert_stack
 from trtllm_replayssm.weights.packing import PackedMatrix
+from trtllm_replayssm.weights.safetensors_file import SafetensorsFile
 
 OPTIONS = BuildOptions(target="12.0", replay=ReplayConfig(window=8), max_seq_len=64, context_tokens=16)
 
@@ -115,6 +118,45 @@ def unpacked(handed: dict[str, Any], name: str, expert: int, stored: ExpertStack
         None if scale is None else scale[expert].view(np.uint8), factor,
     )  # fmt: skip
     return [matrix[:, : stored.shape[2]] for matrix in read_back(packed, len(factor))]
+
+
+class OneOther(CheckpointParameters):
+    """Expert 1 of every stack in bfloat16."""
+
+    def experts(self, name: str) -> ExpertStack:
+        stack = super().experts(name)
+
+        def read(expert: int) -> Matrix:
+            matrix = stack.matrix(expert)
+            return DenseMatrix(matrix.dequantize().astype(ml_dtypes.bfloat16)) if expert == 1 else matrix
+
+        return ExpertStack(stack.shape, read)
+
+
+def test_experts_of_two_formats_are_refused_for_plugins_and_no_file_passes_for_whole(tmp_path: Path) -> None:
+    with Checkpoint.open(mixed_checkpoint("nemotron-moe-tiny")) as checkpoint:
+        with pytest.raises(UnsupportedError, match=r"experts\.1: expected nvfp4.*got bf16"):
+            write_native_weights(tmp_path, [], OneOther(checkpoint), lambda _: None, packed=True)
+        traced = trace_networks(
+            CheckpointParameters(checkpoint), replace(OPTIONS, flavour=FlavourName.TENSORRT, target=CURRENT)
+        )
+        for file in (tmp_path / "weights").iterdir():
+            file.unlink()
+        with pytest.raises(EngineMismatchError, match="Build the bundle again, with its weights"):
+            BundleWeights(tmp_path, checkpoint.geometry).packed_experts(traced.programs.values())
+
+
+def test_a_tensor_written_in_slices_is_whole_or_refused(tmp_path: Path) -> None:
+    writer = SafetensorsWriter(tmp_path / "file", [Entry("a", "F32", (3, 2))], {})
+    for index in (2, 0):
+        writer.write_slice("a", index, np.full(2, index, dtype=np.float32))
+    with pytest.raises(InvariantError, match="a: expected data"):
+        writer.close()
+    writer = SafetensorsWriter(tmp_path / "file", [Entry("a", "F32", (3, 2))], {})
+    for index in (2, 0, 1):
+        writer.write_slice("a", index, np.full(2, index, dtype=np.float32))
+    writer.close()
+    assert SafetensorsFile(tmp_path / "file").tensors["a"].array().tolist() == [[0, 0], [1, 1], [2, 2]]
 
 
 def test_bf16_weights_are_the_dequantised_ones(tmp_path: Path) -> None:
