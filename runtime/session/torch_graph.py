@@ -191,9 +191,10 @@ class TorchGraph:
         if names.latent_out is not None:
             routed = self.linear(routed, names.latent_out)
         shared = self._shared(tokens, names.shared, shape.gated)
-        if names.shared_gate is not None:
-            shared = self.linear(tokens, names.shared_gate).sigmoid() * shared
-        both = routed + shared
+        if names.shared_gate is None:
+            both = routed + shared
+        else:
+            both = torch.addcmul(routed, self.linear(tokens, names.shared_gate).sigmoid(), shared)
         if self._sharing is not None:
             both = self._sharing.ranks.add_up(both)
         if native:
