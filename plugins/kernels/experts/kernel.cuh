@@ -1,9 +1,9 @@
 // Grouped products of few tokens with packed weights, the weight as the 16-row operand: out[token] = W_e in[token] for
 // every pass (expert, up to 64 of its tokens) of a plan.
 //
-// The last warp of a block fills a ring in shared memory with bulk copies (producer.cuh): of each step, a block of
-// columns, the weights of a round's tiles and the same columns of the tokens. The other warps multiply two tiles of 16
-// rows each with all tokens, column block by column block, and store the products at the end of a round.
+// The last warps of a block fill a ring in shared memory (producer.cuh): of each step, a block of columns, the weights of
+// a round's tiles and the same columns of the tokens. The other warps multiply two tiles of 16 rows each with all tokens,
+// column block by column block, and store the products at the end of a round.
 #pragma once
 
 #include "kernels/common/mma.cuh"
@@ -164,7 +164,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocks) groupedKernel(const _
   extern __shared__ __align__(128) uint8_t memory[];
   __shared__ BlockState state;
   if (threadIdx.x < kMostStages) {
-    barrierInit(sharedAddress(&state.full[threadIdx.x]), kFullArrivals);
+    barrierInit(sharedAddress(&state.full[threadIdx.x]), T::kFullArrivals);
     barrierInit(sharedAddress(&state.empty[threadIdx.x]), T::kWarps);
     barrierInitFence();
   }
@@ -173,10 +173,13 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocks) groupedKernel(const _
   if (!p.weightsFirst) waitForPredecessor();
   releaseDependents();
   findRun(p, state.run);
-  if (threadIdx.x / 32 == T::kWarps) {
-    produce<T>(p, state, sharedAddress(memory));
-  } else {
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  if (warp < T::kWarps) {
     multiply<T>(p, state, sharedAddress(memory));
+  } else if (warp == T::kWarps) {
+    produceWeights<T>(p, state, sharedAddress(memory));
+  } else {
+    produceTokens<T>(p, state, sharedAddress(memory), warp - T::kWarps - 1);
   }
 }
 

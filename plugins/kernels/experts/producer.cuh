@@ -1,6 +1,6 @@
-// The warp of a block that fills its ring. A stage holds the weights of a round's tiles for one step and the tokens'
-// columns of that step. `full` barriers hand a stage over, `empty` barriers give it back; the ring runs on over rounds,
-// passes and experts.
+// The warps of a block that fill its ring: one copies weights, the others tokens. A stage holds the weights of a round's
+// tiles for one step and the tokens' columns of that step. `full` barriers hand a stage over, `empty` barriers give it
+// back; the ring runs on over rounds, passes and experts.
 #pragma once
 
 #include "kernels/common/mbarrier.cuh"
@@ -33,120 +33,150 @@ struct Cursor {
   }
 };
 
+enum class Entered { kNothing, kRound, kPass };
+
+// The order of steps through a block's run, which each warp that copies follows for itself.
+struct StepWalk {
+  const GroupedParams& p;
+  const Place* run;
+  int index, round, step;
+  ExpertEntry entry;  // count 0: at the end
+
+  __device__ StepWalk(const GroupedParams& params, const BlockState& state)
+      : p(params), run(state.run), index(run[0].index), round(run[0].round), step(0), entry{} {
+    if (!atEnd()) entry = passAt(p, index);
+  }
+  __device__ bool atEnd() const { return index == run[1].index && round == run[1].round; }
+  __device__ Entered advance() {
+    if (++step < p.steps) return Entered::kNothing;
+    step = 0;
+    const bool pass = ++round == p.rounds;
+    if (pass) {
+      round = 0;
+      ++index;
+    }
+    if (atEnd()) {
+      entry.count = 0;
+    } else if (pass) {
+      entry = passAt(p, index);
+    }
+    return pass ? Entered::kPass : Entered::kRound;
+  }
+};
+
+// Weights come in bulk copies of a group of tiles, as many lanes as groups.
+template <class T>
+struct WeightCopies {
+  BlockState& state;
+  StepWalk walk;
+  int lane, groups;
+  int64_t block;  // group of tiles and step of this lane's copy
+
+  __device__ WeightCopies(const GroupedParams& p, BlockState& blockState)
+      : state(blockState), walk(p, blockState), lane(static_cast<int>(threadIdx.x) % 32) {
+    enter(0);
+  }
+  // The round's first step goes to `stage`.
+  __device__ void enter(int stage) {
+    const GroupedParams& p = walk.p;
+    if (lane == 0) state.rounds[stage] = {walk.entry.expert, walk.entry.first, walk.entry.count, walk.round};
+    const int all = (p.tiles + kLayoutTiles - 1) / kLayoutTiles, left = all - walk.round * T::kRoundGroups;
+    groups = left < T::kRoundGroups ? left : T::kRoundGroups;
+    block = (static_cast<int64_t>(walk.entry.expert) * all + walk.round * T::kRoundGroups + lane) * p.steps;
+  }
+  __device__ void advance(int stage) {
+    ++block;
+    if (walk.advance() != Entered::kNothing) enter(stage);
+  }
+  __device__ void copy(uint32_t target, uint32_t barrier) const {
+    constexpr uint32_t kElements = kLayoutTiles * T::kTileBytes, kScales = kLayoutTiles * T::kScaleTileBytes;
+    if (lane == 0) barrierArriveExpect(barrier, static_cast<uint32_t>(groups) * (kElements + kScales));
+    __syncwarp();
+    if (lane >= groups) return;
+    bulkLoad(target + lane * kElements, walk.p.weights + block * kElements, kElements, barrier);
+    if constexpr (kScales > 0) {
+      bulkLoad(target + T::kElementBytes + lane * kScales, walk.p.blockScales + block * kScales, kScales, barrier);
+    }
+  }
+};
+
 // Sixteen bytes of which the last 16 - `valid` are zeros.
 __device__ __forceinline__ void pieceLoadPart(uint32_t target, const void* source, uint32_t valid) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(target), "l"(source), "r"(valid) : "memory");
 }
 
-// Weights come in bulk copies of a group of tiles, as many lanes as groups; tokens in pieces of 16 bytes by all lanes: a
-// bulk copy costs the engine too much for a token's few bytes.
+// Tokens come in pieces of 16 bytes: a bulk copy costs its engine too much for so few.
 template <class T>
-struct Producer {
-  using Format = typename T::Format;
-  static constexpr int kRowPieces = T::kColumnBytes / 16;
-  static constexpr int kRowsAtOnce = 32 / kRowPieces;
+struct TokenCopies {
+  StepWalk walk;
+  int piece, firstRow;          // the first of this lane
+  int32_t token[T::kLaneRows];  // row of `in` of its tokens: firstRow, firstRow + kRowStride, ...
+  static constexpr int kRowStride = T::kRowsAtOnce * T::kTokenWarps;
 
-  const GroupedParams& p;
-  BlockState& state;
-  int lane, index, round, step, first, count, groups;
-  int64_t block;     // group of tiles and step of this lane's copy
-  int32_t token[2];  // row of `in` of the tokens lane and lane + 32
-
-  __device__ Producer(const GroupedParams& params, BlockState& blockState)
-      : p(params), state(blockState), lane(static_cast<int>(threadIdx.x) % 32), index(state.run[0].index),
-        round(state.run[0].round), step(0), token{} {
-    enter(0);
+  __device__ TokenCopies(const GroupedParams& p, const BlockState& state, int warp) : walk(p, state), token{} {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    piece = T::kWide ? lane / T::kRowsAtOnce : lane % T::kPieceLanes;
+    firstRow = warp * T::kRowsAtOnce + (T::kWide ? lane % T::kRowsAtOnce : lane / T::kPieceLanes);
+    findTokens();
   }
-
-  // Takes up the round at (index, round), whose first step goes to `stage`.
-  __device__ void enter(int stage) {
-    ExpertEntry entry{};
-    if (index != state.run[1].index || round != state.run[1].round) entry = passAt(p, index);
-    first = entry.first;
-    count = entry.count;
-    if (lane == 0) state.rounds[stage] = {entry.expert, first, count, round};
-    const int all = (p.tiles + kLayoutTiles - 1) / kLayoutTiles, left = all - round * T::kRoundGroups;
-    groups = left < T::kRoundGroups ? left : T::kRoundGroups;
-    block = (static_cast<int64_t>(entry.expert) * all + round * T::kRoundGroups + lane) * p.steps;
-  }
-  // To the next step, which goes to `stage`. Returns whether it begins a round.
-  __device__ bool advance(int stage) {
-    ++block;
-    if (++step < p.steps) return false;
-    step = 0;
-    if (++round == p.rounds) {
-      round = 0;
-      ++index;
-    }
-    enter(stage);
-    return true;
-  }
-  __device__ void copyWeights(uint32_t target, uint32_t barrier) const {
-    constexpr uint32_t kElements = kLayoutTiles * T::kTileBytes, kScales = kLayoutTiles * T::kScaleTileBytes;
-    if (lane == 0) barrierArriveExpect(barrier, static_cast<uint32_t>(groups) * (kElements + kScales));
-    __syncwarp();
-    if (lane >= groups) return;
-    bulkLoad(target + lane * kElements, p.weights + block * kElements, kElements, barrier);
-    if constexpr (kScales > 0) {
-      bulkLoad(target + T::kElementBytes + lane * kScales, p.blockScales + block * kScales, kScales, barrier);
-    }
-  }
-  // Where this lane's tokens lie; not before the predecessor has ended.
   __device__ void findTokens() {
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int row = lane + 32 * i;
-      if (row < count) token[i] = p.rowToken == nullptr ? first + row : p.rowToken[first + row];
+    for (int i = 0; i < T::kLaneRows; ++i) {
+      const int row = firstRow + i * kRowStride, place = walk.entry.first + row;
+      if (row < walk.entry.count) token[i] = walk.p.rowToken == nullptr ? place : walk.p.rowToken[place];
     }
+  }
+  __device__ void advance() {
+    if (walk.advance() == Entered::kPass) findTokens();
   }
   // Columns beyond K become zeros. Tokens beyond the count stay what they are: they end in columns of the product that
   // nobody stores.
-  __device__ void copyTokens(uint32_t target, uint32_t barrier) const {
-    const int piece = lane % kRowPieces;
-    const int left = (p.columns - step * Format::kStepColumns) * 2 - piece * 16;
-    const uint32_t valid = left >= 16 ? 16u : (left > 0 ? static_cast<uint32_t>(left) : 0u);
-    const auto* in = static_cast<const uint16_t*>(p.in) + (valid == 0 ? 0 : step * Format::kStepColumns + piece * 8);
-    const uint32_t at = target + T::kWeightBytes;
-    for (int begin = 0; begin < count; begin += kRowsAtOnce) {
-      const int row = begin + lane / kRowPieces;
-      const int32_t low = __shfl_sync(0xffffffffu, token[0], row % 32);
-      const int32_t high = __shfl_sync(0xffffffffu, token[1], row % 32);
-      const int64_t place = row < 32 ? low : high;
-      if (row < count) pieceLoadPart(at + T::pieceOffset(row, piece), in + place * p.inStride, valid);
+  __device__ void copy(uint32_t target, uint32_t barrier) const {
+    const GroupedParams& p = walk.p;
+#pragma unroll
+    for (int j = 0; j < T::kLanePieces; ++j) {
+      const int own = piece + j * T::kPieceLanes, column = walk.step * T::Format::kStepColumns + own * 8;
+      const int left = (p.columns - column) * 2;
+      const uint32_t valid = left >= 16 ? 16u : (left > 0 ? static_cast<uint32_t>(left) : 0u);
+      const auto* in = static_cast<const uint16_t*>(p.in) + (valid == 0 ? 0 : column);
+#pragma unroll
+      for (int i = 0; i < T::kLaneRows; ++i) {
+        const int row = firstRow + i * kRowStride;
+        if (row >= walk.entry.count) break;
+        pieceLoadPart(target + T::kWeightBytes + T::pieceOffset(row, own), in + token[i] * p.inStride, valid);
+      }
     }
     loadsArrive(barrier);
   }
 };
 
-// The producer's life. Where the plan is there before the predecessor has ended, the first stages' weights come first.
+// The life of the warp that copies weights. Where the plan is there before the predecessor has ended, weights do not wait.
 template <class T>
-__device__ __forceinline__ void produce(const GroupedParams& p, BlockState& state, uint32_t ring) {
-  int ahead = 0;  // steps whose weights are on their way
-  if (p.weightsFirst) {
-    Producer<T> early(p, state);
-    while (early.count > 0) {
-      early.copyWeights(ring + ahead * p.stageBytes, sharedAddress(&state.full[ahead]));
-      if (++ahead == p.stages) break;
-      early.advance(ahead);
-    }
-    waitForPredecessor();
-  }
-  Producer<T> producer(p, state);
+__device__ __forceinline__ void produceWeights(const GroupedParams& p, BlockState& state, uint32_t ring) {
+  WeightCopies<T> copies(p, state);
   Cursor cursor;
-  bool entered = true;
-  for (int done = 0; producer.count > 0; ++done) {
-    const uint32_t full = sharedAddress(&state.full[cursor.stage]);
-    const uint32_t target = ring + static_cast<uint32_t>(cursor.stage * p.stageBytes);
-    if (entered) producer.findTokens();
-    if (done >= ahead) producer.copyWeights(target, full);
-    producer.copyTokens(target, full);
+  while (copies.walk.entry.count > 0) {
+    copies.copy(ring + static_cast<uint32_t>(cursor.stage * p.stageBytes), sharedAddress(&state.full[cursor.stage]));
     cursor.advance(p.stages);
     barrierWait(sharedAddress(&state.empty[cursor.stage]), cursor.parity ^ 1);
-    entered = producer.advance(cursor.stage);
+    copies.advance(cursor.stage);
   }
-  const uint32_t last = sharedAddress(&state.full[cursor.stage]);
-  barrierArrive(last);
-  if (producer.lane == 0) barrierArrive(last);
+  if (copies.lane == 0) barrierArrive(sharedAddress(&state.full[cursor.stage]));
+}
+
+// The life of a warp that copies tokens, the warp-th of its kind.
+template <class T>
+__device__ __forceinline__ void produceTokens(const GroupedParams& p, BlockState& state, uint32_t ring, int warp) {
+  if (p.weightsFirst) waitForPredecessor();
+  TokenCopies<T> copies(p, state, warp);
+  Cursor cursor;
+  while (copies.walk.entry.count > 0) {
+    copies.copy(ring + static_cast<uint32_t>(cursor.stage * p.stageBytes), sharedAddress(&state.full[cursor.stage]));
+    cursor.advance(p.stages);
+    barrierWait(sharedAddress(&state.empty[cursor.stage]), cursor.parity ^ 1);
+    copies.advance();
+  }
+  barrierArrive(sharedAddress(&state.full[cursor.stage]));
   loadsDrain();
 }
 

@@ -8,7 +8,6 @@
 namespace replayssm {
 
 constexpr int kMostStages = 8;
-constexpr int kFullArrivals = 1 + 32;  // of a stage: the weights once, the tokens by every lane of the producer
 constexpr int kTokenPad = 16;  // bytes behind a token's row of a stage: keeps the lanes' 16-byte loads off each other
 
 // kMost_: tiles of 8 tokens of a pass. Up to 4 two blocks share a multiprocessor; the sums of more tokens leave
@@ -21,10 +20,12 @@ struct GroupedTraits {
   static constexpr int kMost = kMost_;
   static constexpr bool kWide = kWide_;
   static constexpr int kBlocks = kMost <= 4 && Format::kPieces <= 2 ? 2 : 1;
-  static constexpr int kWarps = 8;      // that multiply; one more fills the ring
+  static constexpr int kWarps = 8;                           // that multiply
+  static constexpr int kTokenWarps = kBlocks == 2 ? 1 : 3;   // that copy tokens; one more copies weights
+  static constexpr int kFullArrivals = 1 + 32 * kTokenWarps;  // of a stage: weights once, tokens by every lane
   static constexpr int kWarpTiles = 2;  // of a warp in a round
   static constexpr int kTilesAtOnce = kWide ? 2 : 1;  // tokens are rounded up to as many tiles
-  static constexpr int kThreads = (kWarps + 1) * 32;
+  static constexpr int kThreads = (kWarps + 1 + kTokenWarps) * 32;
   static constexpr int kRoundTiles = kWarps * kWarpTiles;
   static constexpr int kRoundGroups = kRoundTiles / kLayoutTiles;
   static_assert(kRoundTiles % kLayoutTiles == 0, "a round is whole groups: few and large copies");
@@ -37,6 +38,14 @@ struct GroupedTraits {
   static constexpr int kWeightBytes = kElementBytes + kRoundTiles * kScaleTileBytes;
 
   __host__ __device__ static constexpr int stageBytes(int tokens) { return kWeightBytes + tokens * kTokenBytes; }
+
+  // How a warp copies tokens: kPieceLanes lanes along a token's columns, 16 bytes each, the others along tokens. A core
+  // is written by neighbouring lanes, and so is a row where there are none.
+  static constexpr int kRowPieces = kColumnBytes / 16;
+  static constexpr int kPieceLanes = kWide ? 4 : kRowPieces;
+  static constexpr int kLanePieces = kRowPieces / kPieceLanes;
+  static constexpr int kRowsAtOnce = 32 / kPieceLanes;
+  static constexpr int kLaneRows = (kMost * 8 + kRowsAtOnce * kTokenWarps - 1) / (kRowsAtOnce * kTokenWarps);
 
   // Of 16 bytes of a token's columns, behind the weights of a stage.
   __device__ static __forceinline__ uint32_t pieceOffset(int row, int piece) {

@@ -3,11 +3,21 @@
 
 namespace replayssm {
 
+namespace {
+
+template <class Format>
+cudaError_t launchFormat(const GroupedParams& p, cudaStream_t stream) {
+  if (p.passTokens <= 32) return launchTraits<GroupedTraits<Format, 4, true>>(p, stream);
+  return launchTraits<GroupedTraits<Format, 8, true>>(p, stream);
+}
+
+}  // namespace
+
 cudaError_t launchWide(const GroupedParams& p, cudaStream_t stream) {
   switch (p.format) {
-    case WeightFormat::kNvfp4: return launchTraits<GroupedTraits<Nvfp4Weights, 8, true>>(p, stream);
-    case WeightFormat::kFp8: return launchTraits<GroupedTraits<Fp8Weights, 8, true>>(p, stream);
-    default: return launchTraits<GroupedTraits<Bfloat16Weights, 8, true>>(p, stream);
+    case WeightFormat::kNvfp4: return launchFormat<Nvfp4Weights>(p, stream);
+    case WeightFormat::kFp8: return launchFormat<Fp8Weights>(p, stream);
+    default: return launchFormat<Bfloat16Weights>(p, stream);
   }
 }
 
