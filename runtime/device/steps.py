@@ -21,6 +21,7 @@ from trtllm_replayssm.runtime.device.registers import Registers
 from trtllm_replayssm.runtime.device.step import DeviceStep
 
 IN_FLIGHT = 2
+_FEW_POSITIONS = 64
 _DRAWN_AT_ONCE = 64  # rows of logits on their way to the device
 
 
@@ -88,8 +89,6 @@ class DeviceSteps:
         )  # fmt: skip
         self._vocab = vocab
         self._native = is_native(device, vocab)
-        # the kernel looks at each row's settings: one program serves all of them
-        self._modes = (SamplingMode.FILTERED,) if self._native and not self._draws else tuple(SamplingMode)
         self._make_step = make_step
         self._graphs = graphs
         self._drafter = drafter
@@ -103,7 +102,7 @@ class DeviceSteps:
     def warm_up(self) -> None:
         """Make and capture every program that a launch can need. Moves no state."""
         for bucket in reversed(self._buckets):  # the others fit in the largest one's memory
-            for mode in self._modes:
+            for mode in self._modes(bucket):
                 self._program(_Shape(bucket, mode))
 
     @torch.inference_mode()
@@ -138,7 +137,7 @@ class DeviceSteps:
         bucket = next((b for b in self._buckets if b >= len(slots)), None)
         if bucket is None:
             raise ContractError("launch", "slots", expected=f"at most {self._buckets[-1]} rows", got=len(slots))
-        program = self._program(_Shape(bucket, next(known for known in self._modes if known >= mode)))
+        program = self._program(_Shape(bucket, next(known for known in self._modes(bucket) if known >= mode)))
         self._flights.append(program.launch(slots, self._launches % IN_FLIGHT))
         self._launches += 1
 
@@ -160,6 +159,15 @@ class DeviceSteps:
         if not drafts or not self.registers.draft_weights.shape[2]:
             return drafts, None
         return drafts, self.registers.draft_weights[slot, :count, : self._vocab].double().cpu().numpy()
+
+    def _modes(self, bucket: int) -> Sequence[SamplingMode]:
+        """Those that steps of a batch size are made for, cheapest first."""
+        if not self._native or self._draws:
+            return tuple(SamplingMode)
+        # the kernel looks at each row's settings, so one program serves all; but few positions do not fill the device
+        # with a block each, and an argmax alone is then faster without it
+        few = bucket * (1 + self.max_draft_len) <= _FEW_POSITIONS
+        return (SamplingMode.GREEDY, SamplingMode.FILTERED) if few else (SamplingMode.FILTERED,)
 
     def _program(self, shape: _Shape) -> _Program:
         program = self._programs.get(shape)
