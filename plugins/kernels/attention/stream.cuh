@@ -31,10 +31,11 @@ struct KvStream {
     return ring + (stage * kPieces + piece) * 32 + lane;
   }
 
+  // A lane's pieces of a key are halves of a line: the L2 cache fetches whole ones.
   __device__ __forceinline__ void copy(uint4* to, const uint16_t* base, int position, int channel) const {
     const bool exists = position < end && channel < size;
     const uint16_t* from = base + (exists ? position * size + channel : 0);
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(
                      static_cast<uint32_t>(__cvta_generic_to_shared(to))),
                  "l"(from), "r"(exists ? 16 : 0)
                  : "memory");
