@@ -31,6 +31,7 @@ ConventionalParams flatten(const rssm_conventional_args& a) {
   flattenStep(a, p);
   p.programmaticLaunch = (a.flags & RSSM_CONVENTIONAL_PROGRAMMATIC_LAUNCH) != 0;
   p.entry = static_cast<const int32_t*>(a.entry.data);
+  p.slots = static_cast<int32_t>(a.state.shape[0]);
   p.entries = static_cast<int32_t>(a.state.shape[1]);
   p.state = {static_cast<float*>(a.state.data), a.state.stride[0]};
   p.entryStride = a.state.stride[1];

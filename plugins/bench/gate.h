@@ -185,9 +185,9 @@ inline bool gate(const Shape& shape, const Case& c, cudaStream_t stream) {
   HeadError worst;
   std::vector<int> depths{0};
   if (c.operation == Operation::kUpdate) depths = {0, 1, c.window / 2, c.window - c.tokens, c.window};
-  for (int rows : {3, 24}) {  // both launch choices of the update
+  for (int rows : {1, 3, 24}) {  // one for each launch choice of the update
     for (int h : depths) {
-      Problem problem(shape, c, rows);
+      Problem problem(shape, c, rows, false);
       Snapshot before(problem);
       problem.run(0, h, false, stream);
       cudaOk(cudaStreamSynchronize(stream), "gate");

@@ -12,6 +12,7 @@
 
 struct Problem {
   static constexpr int64_t kColdBytes = int64_t{400} << 20;  // rotated state: several times the L2
+  static constexpr int kLeastLaunches = 12;  // of a graph, whose own start is part of the time
 
   Shape shape;
   bool conventional;
@@ -26,12 +27,14 @@ struct Problem {
   void* workspace = nullptr;
 
   // A float32 case of the list, with its rows or others. A conventional one has E = T + 1 states a slot (T = 1: one).
-  Problem(const Shape& s, const Case& c, int b)
+  // cold: so many slots that launches in turn find nothing of theirs in the L2.
+  Problem(const Shape& s, const Case& c, int b, bool cold = true)
       : shape(s), conventional(c.operation == Operation::kConventional), rows(b), tokens(c.tokens), window(c.window),
         ringRows(c.window + c.tokens), entries(conventional && tokens > 1 ? tokens + 1 : 1) {
     int64_t rowBytes = stateElems() * 4;
-    rotations = static_cast<int>(std::max<int64_t>(1, (kColdBytes + rows * rowBytes - 1) / (rows * rowBytes)));
-    repeats = rotations >= 4 ? 1 : (4 + rotations - 1) / rotations;
+    const int64_t bytes = cold ? kColdBytes : 1;
+    rotations = static_cast<int>(std::max<int64_t>(1, (bytes + rows * rowBytes - 1) / (rows * rowBytes)));
+    repeats = (kLeastLaunches + rotations - 1) / rotations;
     slots = static_cast<int64_t>(rows) * rotations;
     allocate();
   }

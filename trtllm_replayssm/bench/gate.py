@@ -18,7 +18,7 @@ from trtllm_replayssm.dtypes import StateFormat
 from trtllm_replayssm.ops import _abi
 from trtllm_replayssm.shapes import L2_EPS, SsmKind
 
-ROWS = (3, 24)  # small and large enough for both launch choices of the update
+ROWS = (1, 3, 24)  # one for each launch choice of the update
 PROMPT_TOKENS = 200  # of a prompt, at most: more than three chunks of its scan, the last one not full
 OUTPUT_BOUND = 2.0**-8  # of the head's largest output: one bfloat16 rounding
 # Of the head's largest state. float32: the fold's own rounding; a TF32 or BF16 operand is off by 4e-4 and more. The

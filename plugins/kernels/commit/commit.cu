@@ -13,11 +13,14 @@ __global__ void commitKernel(const CommitParams p) {
   if (slot < 0 || slot >= p.slots) return;
   int tokens = min(max(p.numTokens[row * p.numTokensStride], 0), p.ringRows - p.window);
   int accepted = min(max(p.accepted[row * p.acceptedStride], 0), tokens);
-  int pending = min(max(p.pending[slot], 0), p.window);  // garbage in a slot nobody prepared stays within bounds
+  // Garbage in a slot nobody prepared is brought within bounds, as the updates take it.
+  int pending = min(max(p.pending[slot], 0), p.window);
+  int origin = min(max(p.origin[slot], 0), p.ringRows - 1);
   if (pending + tokens > p.window) {
-    p.origin[slot] = (max(p.origin[slot], 0) % p.ringRows + pending) % p.ringRows;
+    origin = (origin + pending) % p.ringRows;
     pending = 0;
   }
+  p.origin[slot] = origin;
   p.pending[slot] = pending + accepted;
   p.position[slot] += accepted;
 }

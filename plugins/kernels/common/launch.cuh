@@ -5,8 +5,8 @@
 
 namespace replayssm {
 
-// `programmatic`: the kernel may start while its predecessor drains, and must call waitForPredecessor.
-// sharedBytes: of dynamic shared memory; the kernel's limit is the caller's to raise.
+// With `sharedBytes` of dynamic shared memory, of which the kernel has been allowed that many. `programmatic`: the kernel
+// may start while its predecessor drains, and must call waitForPredecessor.
 template <class Kernel, class... Args>
 cudaError_t launchShared(cudaStream_t stream, bool programmatic, Kernel kernel, dim3 grid, int threads,
                          int sharedBytes, const Args&... args) {
@@ -23,11 +23,19 @@ cudaError_t launchShared(cudaStream_t stream, bool programmatic, Kernel kernel, 
   return cudaLaunchKernelEx(&config, kernel, args...);
 }
 
-// The same without dynamic shared memory.
 template <class Kernel, class... Args>
 cudaError_t launchOn(cudaStream_t stream, bool programmatic, Kernel kernel, dim3 grid, int threads,
                      const Args&... args) {
   return launchShared(stream, programmatic, kernel, grid, threads, 0, args...);
+}
+
+// The same for a kernel that may take more than the usual 48 KiB.
+template <class Kernel, class... Args>
+cudaError_t launchLarge(cudaStream_t stream, bool programmatic, Kernel kernel, dim3 grid, int threads, int sharedBytes,
+                        const Args&... args) {
+  cudaError_t code = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sharedBytes);
+  if (code != cudaSuccess) return code;
+  return launchShared(stream, programmatic, kernel, grid, threads, sharedBytes, args...);
 }
 
 }  // namespace replayssm

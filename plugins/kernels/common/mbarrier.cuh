@@ -54,6 +54,26 @@ __device__ __forceinline__ void bulkLoad(uint32_t target, const void* source, ui
                : "memory");
 }
 
+// The same for what is not read again soon: it may leave the L2 before anything else.
+__device__ __forceinline__ void bulkLoadOnce(uint32_t target, const void* source, uint32_t bytes, uint32_t barrier) {
+  asm volatile(
+      "{\n"
+      ".reg .b64 policy;\n"
+      "createpolicy.fractional.L2::evict_first.b64 policy, 1.0;\n"
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], policy;\n"
+      "}\n" ::"r"(target),
+      "l"(source), "r"(bytes), "r"(barrier)
+      : "memory");
+}
+
+// Global -> L2, hints: 16-byte aligned address and size; the line at an address.
+__device__ __forceinline__ void bulkPrefetch(const void* source, uint32_t bytes) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(source), "r"(bytes) : "memory");
+#endif
+}
+__device__ __forceinline__ void prefetchLine(const void* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
+
 // Shared -> global by the bulk engine; the caller commits the group and waits before it reuses the source.
 __device__ __forceinline__ void bulkStore(void* target, uint32_t source, uint32_t bytes) {
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(target), "r"(source), "r"(bytes)

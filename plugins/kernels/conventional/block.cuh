@@ -3,32 +3,13 @@
 
 #include <cuda_runtime.h>
 
-#include "../common/activation.cuh"
 #include "../common/mbarrier.cuh"
+#include "../common/row_math.cuh"
 #include "params.h"
 
 namespace replayssm {
 
-constexpr unsigned kFullWarp = 0xffffffffu;
 constexpr float kNormEps = 1e-6f;  // under the root of a key's or query's L2 norm
-
-__device__ __forceinline__ float dot(const float4& a, const float4& b, float sum = 0.0f) {
-  return fmaf(a.x, b.x, fmaf(a.y, b.y, fmaf(a.z, b.z, fmaf(a.w, b.w, sum))));
-}
-
-// s = decay s + weight k
-__device__ __forceinline__ void addScaled(float4& s, float decay, float weight, const float4& k) {
-  s.x = fmaf(weight, k.x, decay * s.x);
-  s.y = fmaf(weight, k.y, decay * s.y);
-  s.z = fmaf(weight, k.z, decay * s.z);
-  s.w = fmaf(weight, k.w, decay * s.w);
-}
-
-template <class Act>
-__device__ __forceinline__ float4 unpack(const uint2& packed) {
-  using A = Activation<Act>;
-  return make_float4(A::low(packed.x), A::high(packed.x), A::low(packed.y), A::high(packed.y));
-}
 
 // Rows kRows * part .. of head `head` of batch row `row`.
 template <class ActType, bool kIsGdn, int kBlockRows>

@@ -15,12 +15,22 @@ __device__ void storeZeros(const Layout& rows, int first, int end) {
   for (int token = first; token < end; ++token) rows.store(token, zeros);
 }
 
+// While the predecessor runs: the rows that the warp will probably read, into the L2. The slot may still change, so it is
+// a hint and nothing else is taken from it.
+template <class Rows>
+__device__ void prefetchRows(const ConventionalParams& p, const Rows& block) {
+  const int slot = __ldcg(p.slot + block.row * p.slotStride);
+  if (block.lane != 0 || p.entry != nullptr || static_cast<uint32_t>(slot) >= static_cast<uint32_t>(p.slots)) return;
+  bulkPrefetch(block.state(p.state, slot), Rows::kRows * kConventionalStateDim * 4);
+}
+
 // kSingle: T = 1, which needs no registers for a token ahead.
 template <template <class> class LayoutOf, class Rows, bool kSingle>
 __global__ void __launch_bounds__(kMaxThreads) conventionalKernel(const __grid_constant__ ConventionalParams p) {
   using Layout = LayoutOf<Rows>;
-  waitForPredecessor();
   const Rows block = Rows::of(p);
+  if (block.row < p.rows && p.prefetches) prefetchRows(p, block);
+  waitForPredecessor();
   if (block.row >= p.rows) return;
   const Layout rows{block};
   const auto [slot, tokens] = RowTokens::of(p, block.row);

@@ -1,4 +1,5 @@
 // Launch choice and launches of the conventional step and of the recovery step.
+#include "../common/launch.cuh"
 #include "kernel.cuh"
 
 namespace replayssm {
@@ -10,16 +11,7 @@ constexpr int kSmallRows = 4, kPlainRows = 8, kManyRows = 16;
 
 template <class Kernel, class Params>
 cudaError_t launchKernel(Kernel kernel, const Params& p, const ConventionalLaunch& launch, cudaStream_t stream) {
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(launch.grid));
-  config.blockDim = dim3(static_cast<unsigned>(32 * launch.warps));
-  config.stream = stream;
-  config.attrs = &attribute;
-  config.numAttrs = p.programmaticLaunch ? 1 : 0;
-  return cudaLaunchKernelEx(&config, kernel, p);
+  return launchOn(stream, p.programmaticLaunch, kernel, dim3(static_cast<unsigned>(launch.grid)), 32 * launch.warps, p);
 }
 
 // Only what chooseConventional picks is compiled.
@@ -69,7 +61,11 @@ ConventionalLaunch chooseConventional(const StepParams& p) {
   return launch;
 }
 
-cudaError_t launchConventional(const ConventionalParams& p, cudaStream_t stream) { return launchStep(p, stream); }
+cudaError_t launchConventional(const ConventionalParams& problem, cudaStream_t stream) {
+  ConventionalParams p = problem;
+  p.prefetches = p.programmaticLaunch && p.tokens == 1 && chooseConventional(p).stateRows == kSmallRows;
+  return launchStep(p, stream);
+}
 
 cudaError_t launchRecovery(const RecoveryParams& p, cudaStream_t stream) { return launchStep(p, stream); }
 

@@ -48,6 +48,8 @@ struct StepParams {
 };
 
 struct ConventionalParams : StepParams {
+  int32_t slots;         // S
+  bool prefetches;       // states before the predecessor has ended: few rows, programmatic launch
   const int32_t* entry;  // [S] or null
   int32_t entries;       // E
   StateTensor state;     // [S, E, H, P, N]

@@ -8,33 +8,6 @@
 
 namespace replayssm {
 
-__device__ __forceinline__ float warpSum(float v) {
-#pragma unroll
-  for (int d = 16; d > 0; d /= 2) v += __shfl_xor_sync(kFullWarp, v, d);
-  return v;
-}
-
-// Sums kRows values over the warp; lane l receives the sum of row l / (32 / kRows).
-template <int kRows, int kDistance = 16>
-__device__ __forceinline__ float reduceRows(const float (&v)[kRows], int lane) {
-  if constexpr (kRows == 1) {
-    float sum = v[0];
-#pragma unroll
-    for (int d = kDistance; d > 0; d /= 2) sum += __shfl_xor_sync(kFullWarp, sum, d);
-    return sum;
-  } else {
-    const bool upper = (lane & kDistance) != 0;
-    float half[kRows / 2];
-#pragma unroll
-    for (int i = 0; i < kRows / 2; ++i) {
-      float give = upper ? v[i] : v[i + kRows / 2];
-      float keep = upper ? v[i + kRows / 2] : v[i];
-      half[i] = keep + __shfl_xor_sync(kFullWarp, give, kDistance);
-    }
-    return reduceRows<kRows / 2, kDistance / 2>(half, lane);
-  }
-}
-
 template <class BlockType>
 struct WideRows {
   using Act = typename BlockType::Act;

@@ -71,7 +71,7 @@ struct HeadFlush {
                  16 * Hp::kScaleBytes, full);
       }
       const Item after = next(item);
-      if (valid(after)) prefetchBytes(state(part.p.recurrence, after, Hp::kRowBytes), 16 * Hp::kRowBytes);
+      if (valid(after)) bulkPrefetch(state(part.p.recurrence, after, Hp::kRowBytes), 16 * Hp::kRowBytes);
     }
     const int head = part.firstHead + item.index;
     part.template loadRows<2, 32>(target + valueOffset(item), Traits::kSlabValuePitch,

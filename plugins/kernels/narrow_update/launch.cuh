@@ -3,7 +3,8 @@
 
 #include <cuda_runtime.h>
 
-#include "../replay_update/launch.cuh"
+#include "../common/launch.cuh"
+#include "../replay_update/dispatch.h"
 #include "kernel.cuh"
 
 namespace replayssm {
@@ -45,9 +46,8 @@ cudaError_t launchNarrowUpdate(const UpdateParams& p, cudaStream_t stream) {
   const UpdateLaunch launch = chooseNarrowLaunch<Traits>(p);
   const auto rows = static_cast<unsigned>(p.rows), groups = static_cast<unsigned>(p.groups);
   const dim3 grid(rows, groups, static_cast<unsigned>(launch.grid) / rows / groups);
-  return launchKernel(narrowUpdateKernel<Traits>, grid, Traits::kThreads, launch.sharedBytes, p.programmaticLaunch,
-                      stream, p,
-                      narrowLayout<Traits>(p.window, p.tokens, launch.pieceHeads, launch.stages));
+  return launchLarge(stream, p.programmaticLaunch, narrowUpdateKernel<Traits>, grid, Traits::kThreads,
+                     launch.sharedBytes, p, narrowLayout<Traits>(p.window, p.tokens, launch.pieceHeads, launch.stages));
 }
 
 }  // namespace replayssm

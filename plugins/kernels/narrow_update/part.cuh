@@ -12,11 +12,6 @@ namespace replayssm {
 // Until this thread's committed groups of loads have landed; later loads may be on their way.
 __device__ __forceinline__ void loadsWaitGroups() { asm volatile("cp.async.wait_group 0;" ::: "memory"); }
 
-// Into the second-level cache: keeps more on its way than shared memory has room for.
-__device__ __forceinline__ void prefetchBytes(const void* source, uint32_t bytes) {
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(source), "r"(bytes) : "memory");
-}
-
 // A warp's place in the part, and the part itself.
 template <class Traits>
 struct Part {

@@ -15,7 +15,7 @@ template <class Traits>
 struct ConsumerBase {
   using Act = typename Traits::Act;
   const UpdateParams& p;
-  const SharedLayout layout;
+  const SharedLayout& layout;
   const int warp, lane;  // warp within the team
 
   // Ring row of this step's token.

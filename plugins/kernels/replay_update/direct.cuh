@@ -1,5 +1,5 @@
-// The update of both families for small batches: one CTA a head, everything loaded at once, no pipeline to set up.
-// Mamba-2 reads the state out while the records, which wait for the cursors, are still on their way.
+// The update of Mamba-2 for small batches: one CTA a head, everything loaded at once, no pipeline to set up. The state is
+// read out while the records, which wait for the cursors, are still on their way.
 #pragma once
 
 #include "kernel.cuh"
@@ -20,16 +20,16 @@ __device__ __forceinline__ void loadState(const float* state, uint32_t target, i
 
 template <class Traits>
 __global__ void __launch_bounds__(32 * Traits::kWarps, kDirectThreads / (32 * Traits::kWarps))
-    directUpdateKernel(const __grid_constant__ UpdateParams p) {
+    directUpdateKernel(const __grid_constant__ UpdateParams p, const __grid_constant__ SharedLayout layout) {
   extern __shared__ __align__(128) char shared[];
   static_assert(Traits::kStateBytes / 16 % (32 * Traits::kWarps) == 0, "whole rounds of the CTA's threads");
-  const SharedLayout layout = sharedLayout<Traits>(p.window, p.tokens);
   const int thread = threadIdx.x, head = blockIdx.x, row = blockIdx.y;
   const int group = head / p.headsPerGroup;
   char* const stage = shared + layout.keyBufferBytes;
   Consumer<Traits> consumer{{p, layout, thread / 32, thread % 32}};
   waitForPredecessor();
-  RowInfo info = loadRow(p, row);
+  RowInfo info = fetchRow(p, row);
+  info.tokens = clampedTokens(p, info);
   if (info.slot < 0 || info.tokens == 0) {
     consumer.writeZeros(ItemHeader::make(kZero, row, -1, head, 0, 0, 0, 0));
     return;
@@ -40,15 +40,11 @@ __global__ void __launch_bounds__(32 * Traits::kWarps, kDirectThreads / (32 * Tr
   loadState<Traits>(state, sharedAddress(stage), thread);
   loader.queries(info, row, group, sharedAddress(shared));
   loadsCommit();
-  loadCursors(p, info);
+  fetchCursors(p, info);
   loader.keys(info, row, group, sharedAddress(shared));
   loader.records(info, row, head, sharedAddress(stage));
   releaseDependents();
-  if constexpr (Traits::kGdn) {
-    loadsDrain();  // the keys multiply the state, too
-  } else {
-    loadsWaitFirst();
-  }
+  loadsWaitFirst();
   __syncthreads();
   const ItemHeader item = ItemHeader::make(0, row, info.slot, head, info.origin, info.pending, info.tokens, 0);
   consumer.loadVectors(item, shared);

@@ -12,7 +12,10 @@ namespace replayssm {
                                                                                       cudaStream_t);            \
   UpdateLaunch family##_##recurrence##_##read##_##act##_##p##_##n##_##warps##_##tokens##_plan(const UpdateParams&);
 #define RSSM_WEIGHED_UPDATE(family, act, p, n, teams, tokens) RSSM_UPDATE(weighed_##family, act, p, n, teams, tokens)
+#define RSSM_PLAIN_UPDATE(family, act, p, n, warps) RSSM_UPDATE(plain_##family, act, p, n, warps, 1)
+#include "../plain_update/supported.inc"
 #include "supported.inc"
+#undef RSSM_PLAIN_UPDATE
 #undef RSSM_UPDATE
 #undef RSSM_NARROW_UPDATE
 #undef RSSM_WEIGHED_UPDATE
@@ -48,9 +51,14 @@ constexpr StateFormats kFloat32States{StateFormat::kFloat32, StateFormat::kFloat
   {kFamily_##family, kFloat32States, kActivation_##act, p, n, tokens,                     \
    weighed_##family##_##act##_##p##_##n##_##teams##_##tokens,                             \
    weighed_##family##_##act##_##p##_##n##_##teams##_##tokens##_plan},
+#define RSSM_PLAIN_UPDATE(family, act, p, n, warps)                             \
+  {kFamily_##family, kFloat32States, kActivation_##act, p, n, 1,                \
+   plain_##family##_##act##_##p##_##n##_##warps##_1, plain_##family##_##act##_##p##_##n##_##warps##_1_plan},
 const Entry kEntries[] = {
+#include "../plain_update/supported.inc"
 #include "supported.inc"
 };
+#undef RSSM_PLAIN_UPDATE
 #undef RSSM_UPDATE
 #undef RSSM_NARROW_UPDATE
 #undef RSSM_WEIGHED_UPDATE

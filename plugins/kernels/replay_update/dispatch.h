@@ -25,7 +25,7 @@ constexpr StateFormat kFormat_nvfp4 = StateFormat::kE2m1;
 struct UpdateLaunch {
   bool direct;      // a CTA for each head instead of persistent ones
   int workers;      // teams that get work
-  int pieceHeads;   // heads of a piece of dynamically dealt work
+  int pieceHeads;   // heads of a piece of work
   int grid;         // CTAs, at most one per multiprocessor
   int sharedBytes;
   int stages;       // items in flight or in use, all teams of a CTA

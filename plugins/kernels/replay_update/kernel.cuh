@@ -13,7 +13,7 @@ using Consumer = Mamba2Consumer<Traits>;
 // A team's consumer warp: takes the items in order and hands their stages back.
 template <class Traits>
 struct ItemLoop {
-  const SharedLayout layout;
+  const SharedLayout& layout;
   const Barriers barriers;
   const int lane;
 
@@ -59,13 +59,14 @@ struct ItemLoop {
   }
 };
 
+// By one warp, a lane for each stage and key buffer.
 template <class Traits>
-__device__ void initBarriers(const Barriers& barriers, const SharedLayout& layout) {
-  for (int i = 0; i < layout.stages; ++i) {
+__device__ void initBarriers(const Barriers& barriers, int i) {
+  if (i < kMaxStages) {
     barrierInit(barriers.full(i), 32);  // the producer's lanes
     barrierInit(barriers.empty(i), Traits::kWarps);
   }
-  for (int i = 0; i < layout.keyBuffers; ++i) {
+  if (i < kMaxKeyBuffers) {
     barrierInit(barriers.keysFull(i), 32);
     barrierInit(barriers.keysEmpty(i), Traits::kWarps);
   }
@@ -74,15 +75,15 @@ __device__ void initBarriers(const Barriers& barriers, const SharedLayout& layou
 
 template <class Traits>
 __global__ void __launch_bounds__(Traits::kThreads, 1)
-    streamedUpdateKernel(const __grid_constant__ UpdateParams p, int workers) {
+    streamedUpdateKernel(const __grid_constant__ UpdateParams p, const __grid_constant__ SharedLayout layout,
+                         int workers) {
   extern __shared__ __align__(128) char shared[];
   constexpr int kTeamThreads = 32 * (Traits::kWarps + 1);
-  const SharedLayout layout = sharedLayout<Traits>(p.window, p.tokens);
   const int team = threadIdx.x / kTeamThreads;
   const int warp = threadIdx.x % kTeamThreads / 32, lane = threadIdx.x % 32;
   char* const share = shared + team * layout.teamBytes;
   const Barriers barriers{sharedAddress(share)};
-  if (threadIdx.x % kTeamThreads == 0) initBarriers<Traits>(barriers, layout);
+  if (warp == 0) initBarriers<Traits>(barriers, lane);
   __syncthreads();
   releaseDependents();
   if (warp == Traits::kWarps) {

@@ -3,6 +3,8 @@
 
 #include <cuda_runtime.h>
 
+#include "../common/launch.cuh"
+#include "deal.h"
 #include "direct.cuh"
 #include "dispatch.h"
 #include "kernel.cuh"
@@ -10,7 +12,7 @@
 namespace replayssm {
 
 // Up to this much state a multiprocessor, starting a CTA for each head is quicker than filling a pipeline.
-constexpr int64_t kDirectBytes = 256 << 10;
+constexpr int64_t kDirectBytes = 160 << 10;
 // Work is dealt in pieces of two heads while they are small; the last piece of the slowest team is the launch's tail.
 constexpr int kPairBytes = 48 << 10;
 constexpr int kMaxGridRows = 65535;
@@ -25,42 +27,24 @@ UpdateLaunch chooseLaunch(const UpdateParams& p) {
   launch.direct = items * Traits::kStateBytes <= p.multiprocessors * kDirectBytes && p.rows <= kMaxGridRows;
   launch.workers = static_cast<int>(items < teams ? items : teams);
   launch.grid = static_cast<int>(items < p.multiprocessors ? items : p.multiprocessors);
-  const bool pairs = p.headsPerGroup % 2 == 0 && items >= 8 * teams && Traits::kStateBytes <= kPairBytes;
-  launch.pieceHeads = pairs ? 2 : 1;
+  launch.pieceHeads = p.headsPerGroup % 2 == 0 && Traits::kStateBytes <= kPairBytes ? 2 : 1;
   launch.sharedBytes = launch.direct ? layout.keyBufferBytes + layout.stageBytes : layout.teamBytes * Traits::kTeams;
   return launch;
-}
-
-template <class Kernel, class... Args>
-cudaError_t launchKernel(Kernel kernel, dim3 grid, int threads, int sharedBytes, bool programmatic,
-                         cudaStream_t stream, const Args&... args) {
-  cudaError_t code = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sharedBytes);
-  if (code != cudaSuccess) return code;
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = grid;
-  config.blockDim = dim3(static_cast<unsigned>(threads));
-  config.dynamicSmemBytes = static_cast<size_t>(sharedBytes);
-  config.stream = stream;
-  config.attrs = &attribute;
-  config.numAttrs = programmatic ? 1 : 0;
-  return cudaLaunchKernelEx(&config, kernel, args...);
 }
 
 template <class Traits>
 cudaError_t launchUpdate(const UpdateParams& problem, cudaStream_t stream) {
   UpdateParams p = problem;
-  UpdateLaunch launch = chooseLaunch<Traits>(p);
-  p.pieceHeads = launch.pieceHeads;
+  const UpdateLaunch launch = chooseLaunch<Traits>(p);
+  const SharedLayout layout = sharedLayout<Traits>(p.window, p.tokens);
+  p.deal = dealWork(p, launch.workers, launch.pieceHeads);
   if (launch.direct) {
     dim3 grid(static_cast<unsigned>(p.heads), static_cast<unsigned>(p.rows));
-    return launchKernel(directUpdateKernel<Traits>, grid, 32 * Traits::kWarps, launch.sharedBytes,
-                        p.programmaticLaunch, stream, p);
+    return launchLarge(stream, p.programmaticLaunch, directUpdateKernel<Traits>, grid, 32 * Traits::kWarps,
+                       launch.sharedBytes, p, layout);
   }
-  return launchKernel(streamedUpdateKernel<Traits>, dim3(static_cast<unsigned>(launch.grid)), Traits::kThreads,
-                      launch.sharedBytes, p.programmaticLaunch, stream, p, launch.workers);
+  return launchLarge(stream, p.programmaticLaunch, streamedUpdateKernel<Traits>, dim3(static_cast<unsigned>(launch.grid)),
+                     Traits::kThreads, launch.sharedBytes, p, layout, launch.workers);
 }
 
 }  // namespace replayssm

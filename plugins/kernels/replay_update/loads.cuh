@@ -3,31 +3,10 @@
 #pragma once
 
 #include "../common/mbarrier.cuh"
-#include "params.h"
+#include "row_info.cuh"
 #include "traits.cuh"
 
 namespace replayssm {
-
-struct RowInfo {
-  int slot, tokens, origin, pending;
-};
-
-// Slot and token count of a batch row; padding (slot -1) and row -1 have no tokens.
-__device__ __forceinline__ RowInfo loadRow(const UpdateParams& p, int row) {
-  RowInfo info{-1, 0, 0, 0};
-  if (row < 0) return info;
-  info.slot = __ldcg(p.slot + row * p.slotStride);
-  // Garbage ids and cursors must do no harm: engine builders time their candidates with uninitialised inputs.
-  if (info.slot >= p.slots) info.slot = -1;
-  info.tokens = min(max(__ldcg(p.numTokens + row * p.numTokensStride), 0), p.tokens);
-  return info;
-}
-
-__device__ __forceinline__ void loadCursors(const UpdateParams& p, RowInfo& info) {
-  if (info.slot < 0) return;
-  info.origin = min(max(__ldcg(p.origin + info.slot), 0), p.ringRows - 1);
-  info.pending = min(max(__ldcg(p.pending + info.slot), 0), p.window);
-}
 
 template <class Traits>
 struct RecordLoader {
@@ -41,11 +20,22 @@ struct RecordLoader {
     return r < p.ringRows ? r : r - p.ringRows;
   }
 
+  __device__ const Act* ringKeys(const RowInfo& info, int group) const {
+    return static_cast<const Act*>(p.ringKey) + info.slot * p.ringKeySlotStride +
+           static_cast<int64_t>(group) * p.ringRows * Traits::kStateDim;
+  }
+  __device__ const Act* ringValues(const RowInfo& info, int head) const {
+    return static_cast<const Act*>(p.ringValue) + info.slot * p.ringValueSlotStride +
+           static_cast<int64_t>(head) * p.ringRows * Traits::kHeadDim;
+  }
+  __device__ const float* ringDt(const RowInfo& info, int head) const {
+    return p.ringDt + info.slot * p.ringDtSlotStride + static_cast<int64_t>(head) * p.ringRows;
+  }
+
   // Keys of the committed records and of this step; 16-byte pieces, neighbouring threads side by side.
   __device__ void keys(const RowInfo& info, int row, int group, uint32_t target) const {
     constexpr int kPieces = Traits::kStateDim / 8;
-    const Act* ring = static_cast<const Act*>(p.ringKey) + info.slot * p.ringKeySlotStride +
-                      static_cast<int64_t>(group) * p.ringRows * Traits::kStateDim;
+    const Act* ring = ringKeys(info, group);
     const Act* keys = static_cast<const Act*>(p.k.data) + row * p.k.rowStride + group * p.k.headStride;
 #pragma unroll 4
     for (int i = thread; i < (info.pending + info.tokens) * kPieces; i += threads) {
@@ -53,14 +43,6 @@ struct RecordLoader {
       const Act* source = j < info.pending ? ring + ringRow(info, j) * Traits::kStateDim
                                            : keys + (j - info.pending) * p.k.tokenStride;
       pieceLoad(target + j * Traits::kKeyPitch + piece * 16, source + piece * 8);
-    }
-    if constexpr (Traits::kGdn) {
-      const float* factors = p.ringKeyFactor + info.slot * p.ringKeyFactorSlotStride +
-                             static_cast<int64_t>(group) * p.ringRows;
-#pragma unroll 1
-      for (int j = thread; j < info.pending; j += threads) {
-        wordLoad(target + layout.factorOffset + j * 4, factors + ringRow(info, j));
-      }
     }
   }
 
@@ -76,36 +58,29 @@ struct RecordLoader {
     }
   }
 
-  // Values, dt (log-decay) and the head's scalars of an item. GDN corrections are 16-bit like activations.
+  // Values, dt and the head's scalars of an item.
   __device__ void records(const RowInfo& info, int row, int head, uint32_t stage) const {
     constexpr int kPieces = Traits::kHeadDim / 8;
     int total = info.pending + info.tokens;
-    int64_t ringHead = static_cast<int64_t>(head) * p.ringRows;
-    const Act* ringValues = static_cast<const Act*>(p.ringValue) + info.slot * p.ringValueSlotStride +
-                            ringHead * Traits::kHeadDim;
+    const Act* committed = ringValues(info, head);
+    const float* decays = ringDt(info, head);
     const Act* values = static_cast<const Act*>(p.value.data) + row * p.value.rowStride + head * p.value.headStride;
-    const float* ringDt = p.ringDt + info.slot * p.ringDtSlotStride + ringHead;
     const float* dt = static_cast<const float*>(p.dt.data) + row * p.dt.rowStride + head * p.dt.headStride;
 #pragma unroll 4
     for (int i = thread; i < total * kPieces; i += threads) {
       int j = i / kPieces, piece = i % kPieces;
       int token = j - info.pending;
       const Act* value =
-          token < 0 ? ringValues + ringRow(info, j) * Traits::kHeadDim : values + token * p.value.tokenStride;
+          token < 0 ? committed + ringRow(info, j) * Traits::kHeadDim : values + token * p.value.tokenStride;
       pieceLoad(stage + layout.valueOffset + j * Traits::kValuePitch + piece * 16, value + piece * 8);
     }
 #pragma unroll 1
     for (int j = thread; j < total; j += threads) {
       int token = j - info.pending;
-      wordLoad(stage + layout.dtOffset + j * 4, token < 0 ? ringDt + ringRow(info, j) : dt + token * p.dt.tokenStride);
+      wordLoad(stage + layout.dtOffset + j * 4, token < 0 ? decays + ringRow(info, j) : dt + token * p.dt.tokenStride);
     }
-    if constexpr (Traits::kGdn) {
-      const float* beta = static_cast<const float*>(p.beta.data) + row * p.beta.rowStride + head * p.beta.headStride;
-      if (thread < info.tokens) wordLoad(stage + layout.scalarOffset + thread * 4, beta + thread * p.beta.tokenStride);
-    } else {
-      if (thread == 0) wordLoad(stage + layout.scalarOffset, p.a + head);
-      if (thread == 1 && p.skip != nullptr) wordLoad(stage + layout.scalarOffset + 4, p.skip + head);
-    }
+    if (thread == 0) wordLoad(stage + layout.scalarOffset, p.a + head);
+    if (thread == 1 && p.skip != nullptr) wordLoad(stage + layout.scalarOffset + 4, p.skip + head);
   }
 };
 

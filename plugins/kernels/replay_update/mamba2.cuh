@@ -78,7 +78,6 @@ __device__ __forceinline__ void addToken(float (&sum)[1][4], const char* keys, c
   }
   dot += __shfl_xor_sync(kAllLanes, dot, 1);
   dot += __shfl_xor_sync(kAllLanes, dot, 2);
-  dot = __shfl_sync(kAllLanes, dot, 0);  // only the lanes of token 0 hold its query
   float weight = fmaf(dt, dot, skip);
   const char* value = values + pending * Traits::kValuePitch + lane / 4 * 2;
   sum[0][0] = fmaf(weight, A::toFloat(*reinterpret_cast<const uint16_t*>(value)), sum[0][0]);
@@ -119,7 +118,6 @@ struct Mamba2Consumer : ConsumerBase<Traits> {
   using ConsumerBase<Traits>::warp;
   using ConsumerBase<Traits>::lane;
   Vectors<Traits> queries{};
-  float query[Traits::kBlocks][8];  // plain decoding: the query as float32, see readStateSingle
 
   // Values and dt of this step into ring rows h, h + 1, ... (behind the committed ones; nobody reads those now).
   __device__ void appendRecords(const ItemHeader& item, const char* values, const float* dt) {
@@ -144,22 +142,13 @@ struct Mamba2Consumer : ConsumerBase<Traits> {
   // The step's vectors, once a chunk.
   __device__ void loadVectors(const ItemHeader& item, const char* keys) {
     const char* rows = keys + layout.queryOffset;
-    queries.load(rows, rows, item.tokens(), lane);
     if constexpr (Traits::kSingle) {
-      using A = Activation<Act>;
-      const int swap = lane & 4;
 #pragma unroll
-      for (int b = 0; b < Traits::kBlocks; ++b) {
-        const char* at = rows + b * 64 + lane % 4 * 16;
-        uint2 x = *reinterpret_cast<const uint2*>(at + swap * 2);
-        uint2 y = *reinterpret_cast<const uint2*>(at + (4 - swap) * 2);
-        const uint32_t words[4] = {x.x, x.y, y.x, y.y};
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          query[b][2 * i] = A::low(words[i]);
-          query[b][2 * i + 1] = A::high(words[i]);
-        }
+      for (int b = 0; b < Traits::kBlocks; ++b) {  // by all lanes: the state's rows want it, too
+        queries.part[0][b] = *reinterpret_cast<const uint4*>(rows + b * 64 + lane % 4 * 16);
       }
+    } else {
+      queries.load(rows, rows, item.tokens(), lane);
     }
   }
 
@@ -190,7 +179,7 @@ struct Mamba2Consumer : ConsumerBase<Traits> {
   __device__ void readItemState(float (&sum)[Traits::kTiles][4], const char* stage) const {
     const float* slab = reinterpret_cast<const float*>(stage) + warp * kSlab * Traits::kStateDim;
     if constexpr (Traits::kSingle) {
-      readStateSingle<Traits>(sum, slab, query, lane);
+      readStateSingle<Traits>(sum, slab, queries, lane);
     } else {
       readState<Traits>(sum, slab, queries, lane);
     }

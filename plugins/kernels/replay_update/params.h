@@ -24,13 +24,19 @@ struct CheckpointCopy {
   int64_t headScaleSlotStride;
 };
 
+// How the heads of all rows are dealt out to persistent workers: `rounds` times a run of roundHeads to each worker in turn,
+// then `pieces` runs of pieceHeads from head `base` on, of which each worker has one and draws more.
+struct WorkDeal {
+  int32_t rounds, roundHeads, pieceHeads, base, pieces;
+};
+
 struct UpdateParams {
   int32_t rows, tokens, heads, groups, headsPerGroup;  // B, T, H, G, H / G
   int32_t headDim, stateDim;                           // P, N
   int32_t window, ringRows;                            // L, C
   int32_t slots;                       // S
   int32_t multiprocessors;
-  int32_t pieceHeads;  // heads of a piece of dynamically dealt work, divides headsPerGroup
+  WorkDeal deal;
   bool programmaticLaunch;
 
   uint32_t* tickets;  // [2] in the workspace, zero between launches

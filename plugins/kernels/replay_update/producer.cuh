@@ -1,10 +1,10 @@
 // A team's producer warp: turns the team's share of (row, group part) chunks into a stream of items in shared memory.
 //
-// All copies are asynchronous. A row's cursors are read one chunk ahead and its slot two, so that neither latency
-// stalls the stream. Only records 0..h-1 (ring) and tokens 0..num_tokens-1 (inputs) are ever read.
+// All copies are asynchronous. Only records 0..h-1 (ring) and tokens 0..num_tokens-1 (inputs) are ever read.
 #pragma once
 
 #include "loads.cuh"
+#include "work.cuh"
 
 namespace replayssm {
 
@@ -18,74 +18,10 @@ struct Barriers {
 };
 static_assert((2 * kMaxStages + 4) * 8 <= kBarrierBytes, "barriers fit their area");
 
-// A position in a ring of buffers, with the parity of its current use.
-struct RingCursor {
-  int index = 0;
-  uint32_t parity = 0;
-  __device__ void advance(int size) {
-    if (++index == size) {
-      index = 0;
-      parity ^= 1;
-    }
-  }
-};
-
-// A run of heads of one row and group: what shares one load of keys.
-struct Chunk {
-  int row, head, count;
-};
-
-// Deals rows * heads out to workers. Whole groups first, in turn, so that rows that flush are spread. Multiprocessors
-// do not all get the same bandwidth, so the rest goes in small pieces to whoever is ready: a worker's first piece is
-// its own number, later ones are drawn from a counter in the workspace.
-struct ChunkList {
-  const UpdateParams& p;
-  int worker, workers, rounds, base, pieces;
-
-  __device__ ChunkList(const UpdateParams& params, int w, int n) : p(params), worker(w), workers(n) {
-    int groups = p.rows * p.groups;
-    rounds = max(groups / workers - 1, 0);
-    base = rounds * workers * p.headsPerGroup;
-    pieces = (groups * p.headsPerGroup - base) / p.pieceHeads;
-  }
-
-  __device__ bool draws() const { return pieces > workers; }
-
-  // The index-th chunk of this worker, index rising by one a call; count = 0 behind the end. Lane 0 draws.
-  __device__ Chunk next(int index, int lane) const {
-    int first, count = p.headsPerGroup;
-    if (index < rounds) {
-      first = (index * workers + worker) * p.headsPerGroup;
-    } else {
-      int piece = worker;
-      if (index > rounds) {
-        if (!draws()) return {0, 0, 0};
-        if (lane == 0) piece = workers + static_cast<int>(atomicAdd(p.tickets, 1u));
-        piece = __shfl_sync(0xffffffffu, piece, 0);
-      }
-      if (piece >= pieces) return {0, 0, 0};
-      count = p.pieceHeads;
-      first = base + piece * count;
-    }
-    int row = first / p.heads;
-    return {row, first - row * p.heads, count};
-  }
-
-  // The last worker to finish leaves the counters at zero for the next launch.
-  __device__ void finish(int lane) const {
-    if (lane != 0 || !draws()) return;
-    __threadfence();
-    if (atomicAdd(p.tickets + 1, 1u) == static_cast<unsigned>(workers) - 1) {
-      p.tickets[0] = 0;
-      p.tickets[1] = 0;
-    }
-  }
-};
-
 template <class Traits>
 struct Producer {
   const UpdateParams& p;
-  const SharedLayout layout;
+  const SharedLayout& layout;
   const Barriers barriers;
   const uint32_t sharedBase;  // of the team's share
   char* const shared;
@@ -102,19 +38,41 @@ struct Producer {
     keysAt.advance(layout.keyBuffers);
   }
 
-  // Waits for the stage and starts the state's copy, which needs the slot but not the cursors.
-  __device__ void openItem(bool loads, int slot, int head) {
-    barrierWait(barriers.empty(at.index), at.parity ^ 1);
-    if (lane == 0 && loads) {
-      const float* state = p.checkpoint + slot * p.checkpointSlotStride +
-                           static_cast<int64_t>(head) * Traits::kHeadDim * Traits::kStateDim;
-      barrierExpect(barriers.full(at.index), Traits::kStateBytes);
-      bulkLoad(sharedBase + layout.stageOffset(at.index), state, Traits::kStateBytes, barriers.full(at.index));
+  // Starts a state's copy into a free stage. One thread calls it.
+  __device__ void loadState(int stage, int slot, int head, bool flushes) const {
+    const float* state = p.checkpoint + slot * p.checkpointSlotStride +
+                         static_cast<int64_t>(head) * Traits::kHeadDim * Traits::kStateDim;
+    const uint32_t target = sharedBase + layout.stageOffset(stage), full = barriers.full(stage);
+    barrierExpect(full, Traits::kStateBytes);
+    if (flushes) {
+      bulkLoad(target, state, Traits::kStateBytes, full);  // written back soon
+    } else {
+      bulkLoadOnce(target, state, Traits::kStateBytes, full);
     }
   }
 
+  // A lane for each of the first heads: its records into the L2, then all states, behind which the records would have to
+  // wait. Returns how many states it sent.
+  __device__ int sendFirst(const HeadWalk& walk) const {
+    if (walk.ended() || walk.zero()) return 0;
+    const RowInfo& info = walk.info;
+    const int count = min(layout.stages, walk.chunk.count), head = walk.chunk.head + lane;
+    const int straight = min(info.pending, p.ringRows - info.origin);
+    if (lane < count && straight > 0) {
+      if (lane == 0) {
+        bulkPrefetch(loader().ringKeys(info, head / p.headsPerGroup) + info.origin * Traits::kStateDim,
+                     straight * Traits::kStateDim * 2);
+      }
+      bulkPrefetch(loader().ringValues(info, head) + info.origin * Traits::kHeadDim, straight * Traits::kHeadDim * 2);
+      prefetchLine(loader().ringDt(info, head));
+    }
+    __syncwarp();
+    if (lane < count) loadState(lane, info.slot, head, info.pending + clampedTokens(p, info) > p.window);
+    return count;
+  }
+
   // Header and records; every lane arrives when its part has landed.
-  __device__ void closeItem(bool loads, const ItemHeader& header, const RowInfo& info) {
+  __device__ void sendRecords(bool loads, const ItemHeader& header, const RowInfo& info) {
     uint32_t full = barriers.full(at.index);
     if (lane == 0) *reinterpret_cast<ItemHeader*>(shared + layout.stageOffset(at.index) + layout.headerOffset) = header;
     __syncwarp();
@@ -124,49 +82,40 @@ struct Producer {
     } else {
       barrierArrive(full);
     }
+  }
+
+  // The walk's head, whose state may be on its way already; `ordinal` of its chunk among those with tokens.
+  __device__ void sendItem(const HeadWalk& walk, bool sent, int ordinal) {
+    const bool loads = !walk.zero();
+    RowInfo info = walk.info;
+    info.tokens = clampedTokens(p, info);
+    const int row = walk.chunk.row, head = walk.head(), group = head / p.headsPerGroup;
+    const uint32_t flags = (loads ? 0u : kZero) | (walk.first() ? kFirst : 0u) | (walk.last() ? kLast : 0u) |
+                           (walk.first() && walk.chunk.leads ? kAppendKeys : 0u);
+    barrierWait(barriers.empty(at.index), at.parity ^ 1);
+    if (lane == 0 && loads && !sent) loadState(at.index, info.slot, head, info.pending + info.tokens > p.window);
+    __syncwarp();
+    sendRecords(loads, ItemHeader::make(flags, row, info.slot, head, info.origin, info.pending, info.tokens, ordinal),
+                info);
+    if (walk.first() && loads) loadKeys(info, row, group);
     at.advance(layout.stages);
   }
 
-  // The items of one chunk. `fresh`: its cursors are not read yet.
-  __device__ void stream(const Chunk& chunk, RowInfo& info, bool fresh, int ordinal) {
-    bool zero = info.slot < 0 || info.tokens == 0;
-    int group = chunk.head / p.headsPerGroup;
-#pragma unroll 1
-    for (int i = 0; i < chunk.count; ++i) {
-      int head = chunk.head + i;
-      openItem(!zero, info.slot, head);
-      if (fresh && i == 0) loadCursors(p, info);
-      uint32_t flags = (zero ? kZero : 0u) | (i == 0 ? kFirst : 0u) | (i + 1 == chunk.count ? kLast : 0u) |
-                       (head == group * p.headsPerGroup ? kAppendKeys : 0u);
-      const ItemHeader header = ItemHeader::make(flags, chunk.row, info.slot, head, info.origin, info.pending,
-                                                 info.tokens, ordinal);
-      closeItem(!zero, header, info);
-      if (i == 0 && !zero) loadKeys(info, chunk.row, group);
-    }
-  }
-
   __device__ void run(int worker, int workers) {
-    const ChunkList list(p, worker, workers);
-    Chunk chunk = list.next(0, lane);
-    RowInfo info = loadRow(p, chunk.count > 0 ? chunk.row : -1);
-    Chunk next = list.next(1, lane);
-    RowInfo nextInfo = loadRow(p, next.count > 0 ? next.row : -1);
+    HeadWalk walk(p, worker, workers, lane);
+    int sent = sendFirst(walk);  // states that are on their way
     int ordinal = 0;
 #pragma unroll 1
-    for (int index = 0; chunk.count > 0; ++index) {
-      Chunk later = next.count > 0 ? list.next(index + 2, lane) : Chunk{0, 0, 0};
-      RowInfo laterInfo = loadRow(p, later.count > 0 ? later.row : -1);
-      loadCursors(p, nextInfo);
-      stream(chunk, info, index == 0, ordinal);
-      if (info.slot >= 0 && info.tokens > 0) ++ordinal;
-      chunk = next;
-      info = nextInfo;
-      next = later;
-      nextInfo = laterInfo;
+    while (!walk.ended()) {
+      sendItem(walk, sent > 0, ordinal);
+      --sent;
+      if (walk.last() && !walk.zero()) ++ordinal;
+      if (walk.fresh) walk.lookAhead();
+      walk.advance();
     }
-    openItem(false, -1, 0);
-    closeItem(false, ItemHeader::make(kEnd, 0, -1, 0, 0, 0, 0, 0), info);
-    list.finish(lane);
+    barrierWait(barriers.empty(at.index), at.parity ^ 1);
+    sendRecords(false, ItemHeader::make(kEnd, 0, -1, 0, 0, 0, 0, 0), RowInfo{});
+    walk.list.finish(lane);
     loadsDrain();
   }
 };

@@ -45,22 +45,31 @@ __device__ __forceinline__ void loadColumns(float (&s)[8], const float* at, int 
   *reinterpret_cast<float4*>(&s[4]) = odd ? x : y;
 }
 
-// sum = S q for the warp's rows and one token, in float32. `query` holds the lane's columns, halves swapped on odd rows
-// as loadColumns reads them, so nothing needs to be put in order. Columns of other tokens than 0 are zero.
+// sum = S q for the warp's rows and one token, in float32. Columns of other tokens than 0 are zero. All lanes hold the
+// query, not only those of vector 0.
 template <class Traits>
 __device__ __forceinline__ void readStateSingle(float (&sum)[1][4], const float* slab,
-                                                const float (&query)[Traits::kBlocks][8], int lane) {
+                                                const Vectors<Traits>& query, int lane) {
+  using A = Activation<typename Traits::Act>;
   const bool odd = (lane & 4) != 0;
   const float* row = slab + (lane / 4) * Traits::kStateDim + (lane % 4) * 8;
   float part[2][2] = {};
 #pragma unroll
   for (int b = 0; b < Traits::kBlocks; ++b) {
+    // Halves in the order in which the row's are read.
+    const uint4 v = query.part[0][b];
+    const uint32_t words[4] = {odd ? v.z : v.x, odd ? v.w : v.y, odd ? v.x : v.z, odd ? v.y : v.w};
+    float q[8];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      q[2 * i] = A::low(words[i]);
+      q[2 * i + 1] = A::high(words[i]);
+    }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const float* at = row + half * 8 * Traits::kStateDim + b * kBlock;
       float4 x = *reinterpret_cast<const float4*>(at + (odd ? 4 : 0));
       float4 y = *reinterpret_cast<const float4*>(at + (odd ? 0 : 4));
-      const float* q = query[b];
       part[half][0] = fmaf(x.w, q[3], fmaf(x.z, q[2], fmaf(x.y, q[1], fmaf(x.x, q[0], part[half][0]))));
       part[half][1] = fmaf(y.w, q[7], fmaf(y.z, q[6], fmaf(y.y, q[5], fmaf(y.x, q[4], part[half][1]))));
     }

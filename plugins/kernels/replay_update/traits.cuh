@@ -14,6 +14,7 @@ namespace replayssm {
 constexpr int kSlab = 16;           // state rows of a warp: the height of a matrix instruction
 constexpr int kBlock = 32;          // state columns a warp handles at a time: 8 contiguous ones a lane
 constexpr int kMaxStages = 8;      // of a team
+constexpr int kMaxKeyBuffers = 2;  // of a team
 constexpr int kSharedBudget = 232448 - 1024;  // bytes a CTA may take on sm_90, less what the system reserves
 constexpr int kBarrierBytes = 256;  // of a team
 
@@ -21,16 +22,17 @@ enum class Family { mamba2, gdn };  // spelt as in supported.inc
 
 template <Family kFamily_, class Act_, int kHeadDim_, int kStateDim_, int kTeams_, int kMaxTokens_>
 struct UpdateTraits {
-  static constexpr bool kGdn = kFamily_ == Family::gdn;
+  static_assert(kFamily_ == Family::mamba2, "GDN has kernels of its own");
+  static constexpr bool kGdn = false;  // for the read-out, which all share: a token has one vector
   using Act = Act_;
   static constexpr int kHeadDim = kHeadDim_;        // P
   static constexpr int kStateDim = kStateDim_;      // N
   static constexpr int kTeams = kTeams_;            // independent teams of a CTA
   static constexpr int kMaxTokens = kMaxTokens_;    // T the kernel is built for
-  static constexpr bool kSingle = !kGdn && kMaxTokens == 1;  // plain decoding: the state is read by float32 FMA
-  // The state is multiplied by vectors, in tiles of 8: a token's query, for GDN its key and its query side by side.
-  static constexpr int kVectorsPerToken = kGdn ? 2 : 1;
-  static constexpr int kTiles = (kMaxTokens * kVectorsPerToken + 7) / 8;
+  static constexpr bool kSingle = kMaxTokens == 1;  // plain decoding: the state is read by float32 FMA
+  // The state is multiplied by vectors, the tokens' queries, in tiles of 8.
+  static constexpr int kVectorsPerToken = 1;
+  static constexpr int kTiles = (kMaxTokens + 7) / 8;
   static constexpr int kTilePairs = (kTiles + 1) / 2;
   static constexpr int kTokenSteps = (kMaxTokens + 7) / 8;  // this step's tokens as records, in tiles of 8
   static constexpr int kWarps = kHeadDim / kSlab;   // consumer warps of a team; its last warp is the producer
@@ -83,7 +85,7 @@ static_assert(sizeof(ItemHeader) == 16, "one shared-memory access");
 struct SharedLayout {
   int32_t records;
   int32_t valueOffset, dtOffset, scalarOffset, headerOffset, stageBytes;
-  int32_t queryOffset, factorOffset, keyBufferBytes, keyBuffers, stages;
+  int32_t queryOffset, keyBufferBytes, keyBuffers, stages;
   int32_t teamBytes;
 
   constexpr __host__ __device__ int32_t keyOffset(int buffer) const { return kBarrierBytes + buffer * keyBufferBytes; }
@@ -100,11 +102,10 @@ constexpr __host__ __device__ SharedLayout sharedLayout(int window, int tokens) 
   s.valueOffset = Traits::kStateBytes;
   s.dtOffset = s.valueOffset + s.records * Traits::kValuePitch;
   s.scalarOffset = s.dtOffset + (s.records * 4 + 15) / 16 * 16;
-  s.headerOffset = s.scalarOffset + (Traits::kGdn ? 64 : 16);  // beta of 16 tokens, or a and D
+  s.headerOffset = s.scalarOffset + 16;  // a and D
   s.stageBytes = (s.headerOffset + static_cast<int>(sizeof(ItemHeader)) + 127) / 128 * 128;
   s.queryOffset = s.records * Traits::kKeyPitch;
-  s.factorOffset = s.queryOffset + tokens * Traits::kKeyPitch;
-  s.keyBufferBytes = (s.factorOffset + (Traits::kGdn ? s.records * 4 : 0) + 127) / 128 * 128;
+  s.keyBufferBytes = (s.queryOffset + tokens * Traits::kKeyPitch + 127) / 128 * 128;
   const int share = kSharedBudget / Traits::kTeams / 128 * 128 - kBarrierBytes;
   const int stagesBesideTwo = (share - 2 * s.keyBufferBytes) / s.stageBytes;
   const int stagesBesideOne = (share - s.keyBufferBytes) / s.stageBytes;

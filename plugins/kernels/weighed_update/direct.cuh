@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(32 * kDirectWarps<Traits>, kDirectThreads<Trai
   if (p.programmaticLaunch) loader.prefetchInputs(row, head, group);
   waitForPredecessor();
   RowInfo info = fetchRow(p, row);
-  info.tokens = min(info.tokens, p.tokens);
+  info.tokens = clampedTokens(p, info);
   if (info.idle()) {
     if (consumes) consumer.writeZeros(ItemHeader::make(kZero, row, -1, head, part, 0, 0, 0));
     return;

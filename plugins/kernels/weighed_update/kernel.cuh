@@ -33,6 +33,7 @@ struct ItemLoop {
     const ItemHeader item = *header();
     if (item.has(kZero)) {
       consumer.writeZeros(item);
+      barrierWait(barriers.landed(slotAt.index), slotAt.parity);
       barrierWait(barriers.weighed(slotAt.index), slotAt.parity);
       return;
     }
@@ -77,17 +78,18 @@ struct ItemLoop {
   }
 };
 
+// By one warp, a lane for each stage, key buffer and slot.
 template <class Traits>
-__device__ void initBarriers(const Barriers& barriers, const SharedLayout& layout) {
-  for (int i = 0; i < layout.stages; ++i) {
+__device__ void initBarriers(const Barriers& barriers, int i) {
+  if (i < kMaxStages) {
     barrierInit(barriers.full(i), 1);
     barrierInit(barriers.empty(i), Traits::kSets * Traits::kWarps);
   }
-  for (int i = 0; i < layout.keyBuffers; ++i) {
+  if (i < kMaxKeyBuffers) {
     barrierInit(barriers.keysFull(i), 32);  // a recorder's lanes
     barrierInit(barriers.keysEmpty(i), Traits::kSets * Traits::kWarps + Traits::kRecorders);
   }
-  for (int i = 0; i < layout.slots; ++i) {
+  if (i < Barriers::kSlots) {
     barrierInit(barriers.announced(i), 1);
     barrierInit(barriers.landed(i), 32);
     barrierInit(barriers.weighed(i), Traits::kRecorders);
@@ -105,7 +107,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
   const int warp = threadIdx.x % kTeamThreads / 32, lane = threadIdx.x % 32;
   char* const share = shared + team * layout.teamBytes;
   const Barriers barriers{sharedAddress(share)};
-  if (threadIdx.x % kTeamThreads == 0) initBarriers<Traits>(barriers, layout);
+  if (warp == 0) initBarriers<Traits>(barriers, lane);
   __syncthreads();
   releaseDependents();
   if (warp == Traits::kTeamWarps - 1) {

@@ -3,13 +3,15 @@
 
 #include <cuda_runtime.h>
 
-#include "../replay_update/launch.cuh"
+#include "../common/launch.cuh"
+#include "../replay_update/deal.h"
+#include "../replay_update/dispatch.h"
 #include "direct.cuh"
 
 namespace replayssm::weighed {
 
 // Up to this much state a multiprocessor, starting a CTA for each head is quicker than filling a pipeline.
-constexpr int64_t kDirectBytes = 256 << 10;
+constexpr int64_t kDirectBytes = 160 << 10;
 constexpr int kMaxGridRows = 65535;
 
 template <class Traits>
@@ -23,7 +25,7 @@ UpdateLaunch chooseLaunch(const UpdateParams& p) {
                   p.rows <= kMaxGridRows;
   launch.workers = static_cast<int>(items < teams ? items : teams);
   launch.grid = static_cast<int>(items < p.multiprocessors ? items : p.multiprocessors);
-  launch.pieceHeads = 1;
+  launch.pieceHeads = p.headsPerGroup % 2 == 0 ? 2 : 1;
   launch.sharedBytes = launch.direct ? Traits::kStateBytes + layout.slotBytes + layout.keyBufferBytes
                                      : layout.teamBytes * Traits::kTeams;
   return launch;
@@ -34,14 +36,14 @@ cudaError_t launchUpdate(const UpdateParams& problem, cudaStream_t stream) {
   UpdateParams p = problem;
   const SharedLayout layout = sharedLayout<Traits>(p.window, p.tokens);
   const UpdateLaunch launch = weighed::chooseLaunch<Traits>(p);
-  p.pieceHeads = launch.pieceHeads;
+  p.deal = dealWork(p, launch.workers, launch.pieceHeads);
   if (launch.direct) {
     dim3 grid(static_cast<unsigned>(p.heads * Traits::kParts), static_cast<unsigned>(p.rows));
-    return launchKernel(directUpdateKernel<Traits>, grid, kDirectWarps<Traits> * 32, launch.sharedBytes,
-                        p.programmaticLaunch, stream, p, layout);
+    return launchLarge(stream, p.programmaticLaunch, directUpdateKernel<Traits>, grid, kDirectWarps<Traits> * 32,
+                       launch.sharedBytes, p, layout);
   }
-  return launchKernel(streamedUpdateKernel<Traits>, dim3(static_cast<unsigned>(launch.grid)), Traits::kThreads,
-                      launch.sharedBytes, p.programmaticLaunch, stream, p, layout, launch.workers);
+  return launchLarge(stream, p.programmaticLaunch, streamedUpdateKernel<Traits>, dim3(static_cast<unsigned>(launch.grid)),
+                     Traits::kThreads, launch.sharedBytes, p, layout, launch.workers);
 }
 
 }  // namespace replayssm::weighed

@@ -3,35 +3,10 @@
 #pragma once
 
 #include "../common/mbarrier.cuh"
-#include "../replay_update/params.h"
+#include "../replay_update/row_info.cuh"
 #include "traits.cuh"
 
 namespace replayssm::weighed {
-
-struct RowInfo {
-  int slot, tokens, origin, pending;
-  __device__ bool idle() const { return slot < 0 || tokens <= 0; }
-};
-
-// Slot and token count (not clamped yet) of a batch row; padding (slot -1) and row -1 have no tokens.
-__device__ __forceinline__ RowInfo fetchRow(const UpdateParams& p, int row) {
-  RowInfo info{-1, 0, 0, 0};
-  if (row < 0) return info;
-  info.slot = __ldcg(p.slot + row * p.slotStride);
-  // Garbage ids and cursors must do no harm: engine builders time their candidates with uninitialised inputs.
-  if (info.slot >= p.slots) info.slot = -1;
-  info.tokens = __ldcg(p.numTokens + row * p.numTokensStride);
-  return info;
-}
-
-// Waits for the slot.
-__device__ __forceinline__ void fetchCursors(const UpdateParams& p, RowInfo& info) {
-  if (info.slot < 0) return;
-  info.origin = min(max(__ldcg(p.origin + info.slot), 0), p.ringRows - 1);
-  info.pending = min(max(__ldcg(p.pending + info.slot), 0), p.window);
-}
-
-__device__ __forceinline__ void prefetchLine(const void* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
 
 template <class Traits>
 struct RecordLoader {

@@ -60,7 +60,8 @@ struct UpdateTraits {
   static constexpr int kWarps = kRows / kSlab;      // consumer warps of a set
   // Recorders fetch a head's records and weigh them for all of its consumers.
   static constexpr int kSets = consumerSets(residentWarps(kTiles, kBlocks) / kTeams, 2, kWarps);
-  static constexpr int kRecorders = residentWarps(kTiles, kBlocks) / kTeams - 1 - kSets * kWarps > 1 ? 2 : 1;
+  static constexpr int kSpareWarps = residentWarps(kTiles, kBlocks) / kTeams - 1 - kSets * kWarps;
+  static constexpr int kRecorders = kSpareWarps > 1 ? kSpareWarps : 1;
   static constexpr int kTeamWarps = kSets * kWarps + kRecorders + 1;  // consumers, recorders, the producer
   static constexpr int kThreads = 32 * kTeams * kTeamWarps;
 
