@@ -15,7 +15,7 @@ inline int wholeShare(const UpdateParams& p, int workers, int pieceHeads) {
 }
 
 // Whole groups in turn while there are two and more for each worker, else runs of four heads; of either all but the last
-// whole round, so that the rest can go to whoever is ready, in pieces.
+// whole round, so that the rest can go to whoever is ready, in pieces, the last of them single heads.
 inline WorkDeal dealWork(const UpdateParams& p, int workers, int pieceHeads) {
   WorkDeal deal{};
   const int items = p.rows * p.heads, groups = p.rows * p.groups;
@@ -25,7 +25,10 @@ inline WorkDeal dealWork(const UpdateParams& p, int workers, int pieceHeads) {
   deal.rounds = items / deal.roundHeads / workers - 1;
   if (deal.rounds < 0) deal.rounds = 0;
   deal.base = deal.rounds * workers * deal.roundHeads;
-  deal.pieces = (items - deal.base) / pieceHeads;
+  const int rest = items - deal.base;
+  const int singles = rest > workers * pieceHeads ? workers / pieceHeads * pieceHeads : 0;
+  deal.large = (rest - singles) / pieceHeads;
+  deal.pieces = deal.large + singles;
   return deal;
 }
 

@@ -25,9 +25,10 @@ struct CheckpointCopy {
 };
 
 // How the heads of all rows are dealt out to persistent workers: `rounds` times a run of roundHeads to each worker in turn,
-// then `pieces` runs of pieceHeads from head `base` on, of which each worker has one and draws more.
+// then `pieces` runs from head `base` on, of which each worker has one and draws more: `large` of pieceHeads, then single
+// heads.
 struct WorkDeal {
-  int32_t rounds, roundHeads, pieceHeads, base, pieces;
+  int32_t rounds, roundHeads, pieceHeads, base, large, pieces;
 };
 
 struct UpdateParams {

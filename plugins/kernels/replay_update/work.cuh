@@ -50,7 +50,11 @@ struct ChunkList {
     if (index < p.deal.rounds) return run((index * workers + worker) * p.deal.roundHeads, p.deal.roundHeads);
     return index < known() && worker < p.deal.pieces ? piece(worker) : Chunk{0, 0, 0, false};
   }
-  __device__ Chunk piece(int number) const { return run(p.deal.base + number * p.deal.pieceHeads, p.deal.pieceHeads); }
+  __device__ Chunk piece(int number) const {
+    const int large = min(number, p.deal.large);
+    const int first = p.deal.base + large * p.deal.pieceHeads + number - large;
+    return run(first, number < p.deal.large ? p.deal.pieceHeads : 1);
+  }
 
   // The index-th chunk of this worker; count = 0 behind the end. One behind the known ones uses up a ticket.
   __device__ Chunk at(int index, int ticket) const {
