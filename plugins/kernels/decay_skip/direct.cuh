@@ -9,21 +9,22 @@ namespace replayssm {
 
 template <class Traits>
 __global__ void __launch_bounds__(32 * Traits::kWarps, kDirectThreads / (32 * Traits::kWarps))
-    skippingDirectKernel(const __grid_constant__ UpdateParams p, float logThreshold) {
+    skippingDirectKernel(const __grid_constant__ UpdateParams p, const __grid_constant__ SharedLayout layout,
+                         float logThreshold) {
   extern __shared__ __align__(128) char shared[];
-  const SharedLayout layout = sharedLayout<Traits>(p.window, p.tokens);
   const int thread = threadIdx.x, head = blockIdx.x, row = blockIdx.y;
   const int group = head / p.headsPerGroup;
   char* const stage = shared + layout.keyBufferBytes;
   Consumer<Traits> consumer{{p, layout, thread / 32, thread % 32}};
   waitForPredecessor();
-  RowInfo info = loadRow(p, row);
+  RowInfo info = fetchRow(p, row);
+  info.tokens = clampedTokens(p, info);
   if (info.slot < 0 || info.tokens == 0) {
     consumer.writeZeros(ItemHeader::make(kZero, row, -1, head, 0, 0, 0, 0));
     return;
   }
   const RecordLoader<Traits> loader{p, layout, thread, 32 * Traits::kWarps};
-  loadCursors(p, info);
+  fetchCursors(p, info);
   loader.queries(info, row, group, sharedAddress(shared));
   loader.keys(info, row, group, sharedAddress(shared));
   loader.records(info, row, head, sharedAddress(stage));

@@ -19,52 +19,28 @@ struct SkippingProducer : Producer<Traits> {
 
   __device__ SkippingProducer(const Base& base, float threshold) : Base(base), logThreshold(threshold) {}
 
-  __device__ uint32_t decide(const Chunk& chunk, const RowInfo& info) const {
+  __device__ uint32_t decide(const Chunk& chunk, RowInfo info) const {
+    info.tokens = clampedTokens(this->p, info);
     return fadedHeads(this->p, info, chunk.row, chunk.head, chunk.count, logThreshold, this->lane);
   }
 
-  __device__ void stream(const Chunk& chunk, const RowInfo& info, uint32_t faded, int ordinal) {
-    const bool zero = info.slot < 0 || info.tokens == 0;
-    const int group = chunk.head / this->p.headsPerGroup;
-#pragma unroll 1
-    for (int i = 0; i < chunk.count; ++i) {
-      const int head = chunk.head + i;
-      const bool skip = (faded >> i & 1u) != 0;
-      this->openItem(!zero && !skip, info.slot, head);
-      const uint32_t flags = (zero ? kZero : 0u) | (i == 0 ? kFirst : 0u) | (i + 1 == chunk.count ? kLast : 0u) |
-                             (head == group * this->p.headsPerGroup ? kAppendKeys : 0u) | (skip ? kFaded : 0u);
-      this->closeItem(!zero, ItemHeader::make(flags, chunk.row, info.slot, head, info.origin, info.pending, info.tokens,
-                                              ordinal), info);
-      if (i == 0 && !zero) this->loadKeys(info, chunk.row, group);
-    }
-  }
-
   __device__ void run(int worker, int workers) {
-    const ChunkList list(this->p, worker, workers);
-    Chunk chunk = list.next(0, this->lane);
-    RowInfo info = loadRow(this->p, chunk.count > 0 ? chunk.row : -1);
-    loadCursors(this->p, info);
-    uint32_t faded = decide(chunk, info);
-    Chunk next = list.next(1, this->lane);
-    RowInfo nextInfo = loadRow(this->p, next.count > 0 ? next.row : -1);
+    HeadWalk walk(this->p, worker, workers, this->lane);
+    uint32_t faded = decide(walk.chunk, walk.info), nextFaded = 0;
     int ordinal = 0;
 #pragma unroll 1
-    for (int index = 0; chunk.count > 0; ++index) {
-      Chunk later = next.count > 0 ? list.next(index + 2, this->lane) : Chunk{0, 0, 0};
-      RowInfo laterInfo = loadRow(this->p, later.count > 0 ? later.row : -1);
-      loadCursors(this->p, nextInfo);
-      const uint32_t nextFaded = decide(next, nextInfo);
-      stream(chunk, info, faded, ordinal);
-      if (info.slot >= 0 && info.tokens > 0) ++ordinal;
-      chunk = next;
-      info = nextInfo;
-      faded = nextFaded;
-      next = later;
-      nextInfo = laterInfo;
+    while (!walk.ended()) {
+      const bool skip = (faded >> walk.done & 1u) != 0;
+      this->sendItem(walk, !skip, skip ? kFaded : 0u, ordinal);
+      const bool last = walk.last();
+      if (last && !walk.zero()) ++ordinal;
+      if (walk.fresh) walk.lookAhead();
+      if (walk.first()) nextFaded = decide(walk.next, walk.nextInfo);
+      walk.advance();
+      if (last) faded = nextFaded;
     }
-    this->openItem(false, -1, 0);
-    this->closeItem(false, ItemHeader::make(kEnd, 0, -1, 0, 0, 0, 0, 0), info);
-    list.finish(this->lane);
+    this->sendEnd();
+    walk.list.finish(this->lane);
     loadsDrain();
   }
 };
@@ -120,15 +96,15 @@ struct SkippingItemLoop : ItemLoop<Traits> {
 
 template <class Traits>
 __global__ void __launch_bounds__(Traits::kThreads, 1)
-    skippingStreamedKernel(const __grid_constant__ UpdateParams p, float logThreshold, int workers) {
+    skippingStreamedKernel(const __grid_constant__ UpdateParams p, const __grid_constant__ SharedLayout layout,
+                           float logThreshold, int workers) {
   extern __shared__ __align__(128) char shared[];
   constexpr int kTeamThreads = 32 * (Traits::kWarps + 1);
-  const SharedLayout layout = sharedLayout<Traits>(p.window, p.tokens);
   const int team = threadIdx.x / kTeamThreads;
   const int warp = threadIdx.x % kTeamThreads / 32, lane = threadIdx.x % 32;
   char* const share = shared + team * layout.teamBytes;
   const Barriers barriers{sharedAddress(share)};
-  if (threadIdx.x % kTeamThreads == 0) initBarriers<Traits>(barriers, layout);
+  if (warp == 0) initBarriers<Traits>(barriers, lane);
   __syncthreads();
   releaseDependents();
   if (warp == Traits::kWarps) {

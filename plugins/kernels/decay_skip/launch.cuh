@@ -10,14 +10,16 @@ template <class Traits>
 cudaError_t launchSkippingUpdate(const UpdateParams& problem, float logThreshold, cudaStream_t stream) {
   UpdateParams p = problem;
   const UpdateLaunch launch = chooseLaunch<Traits>(p);
-  p.pieceHeads = launch.pieceHeads;
+  const SharedLayout layout = sharedLayout<Traits>(p.window, p.tokens);
+  p.deal = dealWork(p, launch.workers, launch.pieceHeads);
   if (launch.direct) {
     dim3 grid(static_cast<unsigned>(p.heads), static_cast<unsigned>(p.rows));
-    return launchKernel(skippingDirectKernel<Traits>, grid, 32 * Traits::kWarps, launch.sharedBytes,
-                        p.programmaticLaunch, stream, p, logThreshold);
+    return launchLarge(stream, p.programmaticLaunch, skippingDirectKernel<Traits>, grid, 32 * Traits::kWarps,
+                       launch.sharedBytes, p, layout, logThreshold);
   }
-  return launchKernel(skippingStreamedKernel<Traits>, dim3(static_cast<unsigned>(launch.grid)), Traits::kThreads,
-                      launch.sharedBytes, p.programmaticLaunch, stream, p, logThreshold, launch.workers);
+  return launchLarge(stream, p.programmaticLaunch, skippingStreamedKernel<Traits>,
+                     dim3(static_cast<unsigned>(launch.grid)), Traits::kThreads, launch.sharedBytes, p, layout,
+                     logThreshold, launch.workers);
 }
 
 }  // namespace replayssm

@@ -84,21 +84,27 @@ struct Producer {
     }
   }
 
-  // The walk's head, whose state may be on its way already; `ordinal` of its chunk among those with tokens.
-  __device__ void sendItem(const HeadWalk& walk, bool sent, int ordinal) {
+  // The walk's head, with its state unless that is on its way already or not wanted, and more flags than its place gives;
+  // `ordinal` of its chunk among those with tokens.
+  __device__ void sendItem(const HeadWalk& walk, bool withState, uint32_t more, int ordinal) {
     const bool loads = !walk.zero();
     RowInfo info = walk.info;
     info.tokens = clampedTokens(p, info);
     const int row = walk.chunk.row, head = walk.head(), group = head / p.headsPerGroup;
-    const uint32_t flags = (loads ? 0u : kZero) | (walk.first() ? kFirst : 0u) | (walk.last() ? kLast : 0u) |
+    const uint32_t flags = more | (loads ? 0u : kZero) | (walk.first() ? kFirst : 0u) | (walk.last() ? kLast : 0u) |
                            (walk.first() && walk.chunk.leads ? kAppendKeys : 0u);
     barrierWait(barriers.empty(at.index), at.parity ^ 1);
-    if (lane == 0 && loads && !sent) loadState(at.index, info.slot, head, info.pending + info.tokens > p.window);
+    if (lane == 0 && loads && withState) loadState(at.index, info.slot, head, info.pending + info.tokens > p.window);
     __syncwarp();
     sendRecords(loads, ItemHeader::make(flags, row, info.slot, head, info.origin, info.pending, info.tokens, ordinal),
                 info);
     if (walk.first() && loads) loadKeys(info, row, group);
     at.advance(layout.stages);
+  }
+
+  __device__ void sendEnd() {
+    barrierWait(barriers.empty(at.index), at.parity ^ 1);
+    sendRecords(false, ItemHeader::make(kEnd, 0, -1, 0, 0, 0, 0, 0), RowInfo{});
   }
 
   __device__ void run(int worker, int workers) {
@@ -107,14 +113,13 @@ struct Producer {
     int ordinal = 0;
 #pragma unroll 1
     while (!walk.ended()) {
-      sendItem(walk, sent > 0, ordinal);
+      sendItem(walk, sent <= 0, 0u, ordinal);
       --sent;
       if (walk.last() && !walk.zero()) ++ordinal;
       if (walk.fresh) walk.lookAhead();
       walk.advance();
     }
-    barrierWait(barriers.empty(at.index), at.parity ^ 1);
-    sendRecords(false, ItemHeader::make(kEnd, 0, -1, 0, 0, 0, 0, 0), RowInfo{});
+    sendEnd();
     walk.list.finish(lane);
     loadsDrain();
   }
