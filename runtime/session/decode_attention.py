@@ -11,9 +11,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from trtllm_replayssm.runtime.pools.kv_pool import KvLayer
 from trtllm_replayssm.runtime.session.step_context import HostRow
+
+# without cuDNN's, which plans anew for every length that it has not seen
+_BACKENDS = (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH)
 
 
 def decode_attention(
@@ -76,9 +80,10 @@ def attend_caches(q: Tensor, kv: KvLayer, rows: Sequence[HostRow]) -> Tensor:
         # a chunk that begins its sequence needs no mask in memory
         positions = torch.arange(end, device=q.device) if at.start else None
         seen = None if positions is None else positions <= positions[at.start :, None]
-        answer = functional.scaled_dot_product_attention(
-            q[row, : at.num_tokens].transpose(0, 1)[None], keys[None], values[None], attn_mask=seen,
-            is_causal=seen is None, enable_gqa=True,
-        )  # fmt: skip
+        with sdpa_kernel(list(_BACKENDS)):
+            answer = functional.scaled_dot_product_attention(
+                q[row, : at.num_tokens].transpose(0, 1)[None], keys[None], values[None], attn_mask=seen,
+                is_causal=seen is None, enable_gqa=True,
+            )  # fmt: skip
         out[row, : at.num_tokens] = answer[0].transpose(0, 1)
     return out.flatten(-2)

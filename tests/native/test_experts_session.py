@@ -1,7 +1,9 @@
-"""Sessions of models with routed experts on CUDA: as close to the CPU session as the reference operations on CUDA are.
+"""Sessions of models with routed experts on CUDA: as close to the CPU session in float32 as the reference operations on
+CUDA in bfloat16 are.
 
-Small random checkpoints of sizes that every kernel serves. A router that is close to a tie amplifies the last bit of a
-bfloat16 product in single steps, on any device, so the judge is the median step.
+The kernels round at other places than the reference operations, so float32 is the truth for both. Small random
+checkpoints of sizes that every kernel serves. A router that is close to a tie amplifies the last bit of a bfloat16
+product in single steps, on any device, so the judge is the median step.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import pytest
 from tests.native import harness
 from tests.native.test_session import forced, open_session
 from tests.weights.small_models import BF16, NEMOTRON, QWEN_MOE, random_tensors, write
+from trtllm_replayssm.dtypes import ActivationDtype
 from trtllm_replayssm.runtime.session import torch_session
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(harness.unavailable() is not None, reason=str(harness.unavailable()))]
@@ -54,7 +57,7 @@ def checkpoint(directory: Path, name: str) -> Path:
 
 @pytest.mark.parametrize("conventional", [False, True], ids=["replay", "conventional"])
 @pytest.mark.parametrize("name", CONFIGS)
-def test_kernels_stay_as_close_to_the_cpu_session_as_the_reference_on_cuda(
+def test_kernels_stay_as_close_to_float32_as_the_reference_on_cuda(
     name: str, conventional: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = checkpoint(tmp_path / name, name)
@@ -62,15 +65,16 @@ def test_kernels_stay_as_close_to_the_cpu_session_as_the_reference_on_cuda(
     prompt = np.random.default_rng(8).integers(4, VOCAB, 12).tolist()
     monkeypatch.setattr("tests.native.test_session.PROMPT", prompt)
 
-    def run(device: str) -> Any:
-        session = open_session(path, device, max(WIDTHS), conventional=conventional, debug=False)
+    def run(device: str, activation: ActivationDtype) -> Any:
+        session = open_session(path, device, max(WIDTHS), activation, conventional=conventional, debug=False)
         return session, forced(session, tokens, WIDTHS)
 
-    _, expected = run("cpu")
-    native, got = run("cuda")
+    _, expected = run("cpu", ActivationDtype.FLOAT32)
+    native, got = run("cuda", ActivationDtype.BFLOAT16)
     assert native.recorded.sizes and native.graphs.count > 0, "its experts wait for nothing"
     monkeypatch.setattr(torch_session, "native_ops", lambda pools: None)
-    _, reference = run("cuda")
+    _, reference = run("cuda", ActivationDtype.BFLOAT16)
     assert np.isfinite(got).all() and np.abs(expected).max() > 1.0
     noise, error = (np.abs(logits - expected).mean(-1) for logits in (reference, got))
-    assert np.median(error) <= 1.3 * np.median(noise), (np.median(error), np.median(noise))
+    # Other rounding points of the same number of bfloat16 values (1.2); a wrong one or a wrong expert is off by more.
+    assert np.median(error) <= 1.2 * np.median(noise), (np.median(error), np.median(noise))
