@@ -1,4 +1,4 @@
-"""Cases for the plugin host on a GPU: written as files, run directly and as replays of a CUDA graph. No test here."""
+"""Cases for the plugin host on a GPU: written as files, run directly, as a CUDA graph and by threads. No test here."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ TYPES = {
     torch.float32: 0, torch.float16: 1, torch.int8: 2, torch.uint8: 2, torch.int32: 3, torch.float8_e4m3fn: 6,
     torch.bfloat16: 7, torch.int64: 8,
 }  # fmt: skip
+
+THREADS = 4  # of the host, each with a context of its own
 
 
 def raw(tensor: Tensor) -> bytes:
@@ -51,17 +53,19 @@ class PluginCase:
             for tensor in (*self.state, *(t for step in self.steps for t in step)):
                 file.write(raw(tensor))
 
-    def run(self, host: Path, folder: Path) -> tuple[bytes, bytes]:
-        """What the plugin wrote, launched directly and replayed: its output of every step, then the state."""
+    def run(self, host: Path, folder: Path) -> list[bytes]:
+        """What the plugin wrote, launched directly, replayed and by each of the threads: outputs, then the state."""
         path = folder / "case"
         self.write(path)
         lean = plugin_host.lean_libraries(plugin_host.headers()[0].major)
         plugin_host.run(host, "--run", self.plugin, str(path), *map(str, lean[:1]))
-        return Path(f"{path}.out").read_bytes(), Path(f"{path}.replayed").read_bytes()
+        threads = sorted(folder.glob("case.thread*"))
+        assert len(threads) == THREADS
+        return [file.read_bytes() for file in (Path(f"{path}.out"), Path(f"{path}.replayed"), *threads)]
 
     def check(self, host: Path, folder: Path, outputs: list[Tensor], state: list[Tensor]) -> None:
-        """Both runs wrote these bits; outputs: one per step, none for width 0."""
-        direct, replayed = self.run(host, folder)
+        """Every run wrote these bits; outputs: one per step, none for width 0."""
+        direct, replayed, *threads = self.run(host, folder)
         expected = b"".join(raw(tensor) for tensor in (*outputs, *state))
         assert len(direct) == len(expected)
         if direct != expected:
@@ -69,3 +73,4 @@ class PluginCase:
             sizes = [len(raw(tensor)) for tensor in (*outputs, *state)]
             raise AssertionError(f"first difference at byte {first} of {sizes}")
         assert replayed == direct, "the replayed graph wrote other bits"
+        assert all(one == direct for one in threads), "contexts disturb one another"

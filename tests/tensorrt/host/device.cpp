@@ -6,12 +6,15 @@
 //   int32 width of the dense output or 0, int32 steps
 //   data of the in-place inputs, in order; then for each step the data of the others, in order
 // FILE.out: the dense output after each step, then the in-place tensors at the end. FILE.replayed: the same, the steps
-// run once more from the same start as replays of one CUDA graph.
+// run once more from the same start as replays of one CUDA graph. FILE.thread0 and on: by threads at the same time, each
+// with a plugin attached to a context of its own.
 // Before the first step every buffer is filled with 0x7f bytes and the plugin runs once, as an engine builder times its
 // candidates: ids and cursors far out of range must do no harm.
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <fstream>
+#include <thread>
 
 #include "host.h"
 
@@ -119,10 +122,13 @@ Case readCase(const char* plugin, Reader& reader, std::vector<std::string>& name
 // One plugin at one shape: what an engine holds of it, and its launch as it is or as a replay.
 class Layer {
  public:
-  bool open(const Case& c) {
+  // A new plugin, or what `other` gives a further context.
+  bool open(const Case& c, const Layer* other = nullptr) {
     Fields fields(c.fields);
     PluginFieldCollection collection = fields.collection();
-    plugin_.reset(creator(c.plugin)->createPlugin("run", &collection, nvinfer1::TensorRTPhase::kRUNTIME));
+    plugin_.reset(other != nullptr
+                      ? other->runtime_->attachToContext(nullptr)
+                      : creator(c.plugin)->createPlugin("run", &collection, nvinfer1::TensorRTPhase::kRUNTIME));
     if (plugin_ == nullptr) return std::printf("FAILED %s\n", lastReport().c_str()), false;
     using Type = nvinfer1::PluginCapabilityType;
     runtime_ = static_cast<nvinfer1::IPluginV3OneRuntime*>(plugin_->getCapabilityInterface(Type::kRUNTIME));
@@ -181,12 +187,48 @@ class Layer {
   cudaGraphExec_t replay_ = nullptr;
 };
 
+// Waits for the copies: the layer's stream does not.
 void load(Reader& reader, const Case& c, Buffers& buffers, bool inPlace) {
   for (size_t i = 0; i < c.inputs.size(); ++i) {
     if (c.inputs[i].inPlace != inPlace) continue;
     std::vector<char> data = reader.bytes(buffers.inputBytes[i]);
     good(cudaMemcpy(buffers.inputs[i], data.data(), data.size(), cudaMemcpyHostToDevice), "copy");
   }
+  good(cudaStreamSynchronize(cudaStreamLegacy), "copies");
+}
+
+// The steps that come next in `reader`, from the state before them.
+bool runSteps(Reader& reader, const Case& c, int32_t steps, Layer& layer, const std::string& results, bool captured) {
+  Buffers& buffers = layer.buffers;
+  load(reader, c, buffers, true);
+  if (captured && !layer.capture()) return false;
+  std::ofstream file(results, std::ios::binary);
+  for (int32_t step = 0; step < steps; ++step) {
+    load(reader, c, buffers, false);
+    if (!layer.run()) return false;
+    if (c.width > 0) keep(file, buffers.outputs[0], buffers.outputBytes[0]);
+  }
+  for (size_t i = c.width > 0 ? 1 : 0; i < buffers.outputs.size(); ++i) {
+    keep(file, buffers.outputs[i], buffers.outputBytes[i]);
+  }
+  return reader.good();
+}
+
+bool runInThreads(const char* path, std::streampos start, const Case& c, int32_t steps, const Layer& first) {
+  constexpr int kThreads = 4;
+  bool held[kThreads] = {};
+  std::vector<std::thread> threads;
+  for (int i = 0; i < kThreads; ++i) {
+    threads.emplace_back([&, i] {
+      Reader reader(path);
+      reader.goTo(start);
+      Layer layer;
+      held[i] = layer.open(c, &first) &&
+                runSteps(reader, c, steps, layer, path + (".thread" + std::to_string(i)), false);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return std::all_of(held, held + kThreads, [](bool one) { return one; });
 }
 
 }  // namespace
@@ -201,24 +243,13 @@ int runOnDevice(const char* name, const char* path) {
   if (!layer.open(c)) return 1;
   layer.spoil();
   if (!layer.run()) return 1;
-  Buffers& buffers = layer.buffers;
   const std::streampos start = reader.place();
-  for (const char* suffix : {".out", ".replayed"}) {
-    reader.goTo(start);
-    load(reader, c, buffers, true);
-    if (std::strcmp(suffix, ".replayed") == 0 && !layer.capture()) return 1;
-    std::ofstream results(path + std::string(suffix), std::ios::binary);
-    for (int32_t step = 0; step < steps; ++step) {
-      load(reader, c, buffers, false);
-      if (!layer.run()) return 1;
-      if (c.width > 0) keep(results, buffers.outputs[0], buffers.outputBytes[0]);
-    }
-    for (size_t i = c.width > 0 ? 1 : 0; i < buffers.outputs.size(); ++i) {
-      keep(results, buffers.outputs[i], buffers.outputBytes[i]);
-    }
-  }
+  if (!runSteps(reader, c, steps, layer, path + std::string(".out"), false)) return 1;
+  reader.goTo(start);
+  if (!runSteps(reader, c, steps, layer, path + std::string(".replayed"), true)) return 1;
+  if (!runInThreads(path, start, c, steps, layer)) return 1;
   std::printf("%s: %d steps\n", name, steps);
-  return reader.good() ? 0 : 1;
+  return 0;
 }
 
 }  // namespace host
