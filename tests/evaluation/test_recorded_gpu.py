@@ -60,7 +60,7 @@ def test_recorded_steps_give_what_the_session_gives(model_name: str, name: str) 
         judge.commit([run.position - start] * 2)
         for ours, theirs in zip(logits.cpu(), want, strict=True):
             torch.testing.assert_close(ours, torch.from_numpy(theirs), rtol=0, atol=1e-5)
-    assert run.session.graphs.count >= 3
+    assert run.session.graphs.count >= 2
     assert [run.session.cursors(s) for s in run.slots] == [judge.cursors(s) for s in slots]
     run.session.moved(run.slots)
     assert [run.session.pools.slot_hash(s) for s in run.slots] == [judge.pools.slot_hash(s) for s in slots]

@@ -62,7 +62,7 @@ def gdn_update(
         window.put(live, place, keys, g[row, s])
         u = _correction(window, source, live, keys, v[row, s].float(), beta[row, s])
         u = u.clamp(-FP16_MAX, FP16_MAX).half()
-        window.put_value(live, place, u.float(), 1.0)
+        window.put_value(live, place, u.float())
         _append(state, slot[live], index[live, place], k[row, s], factor, g[row, s], u, v=v[row, s], beta=beta[row, s])
         query = q[row, s].float() * (key_factor(q[row, s]) * scale)[..., None]
         out[row, s] = window.read_out(source, scatter_rows(query, live, len(slot)))[live]
@@ -129,13 +129,14 @@ def _flushed_window(
     v = load_ring(state.ring_v, slot[folding], index[folding], committed)
     beta = load_ring(state.ring_beta, slot[folding], index[folding], committed)
     derived = empty_window(state, len(folding))
+    derived.weight.fill_(1.0)
     everyone = torch.arange(len(folding), device=folding.device)
     for j in range(state.config.window):  # key, decay, v and beta behind the last committed record are zero: so is u
         place = torch.full_like(everyone, j)
         keys = window.key[folding, :, j]
         derived.put(everyone, place, keys, window.decay[folding, :, j])
         u = _correction(derived, source[folding], everyone, keys, v[:, :, j], beta[:, :, j])
-        derived.put_value(everyone, place, u, 1.0)
+        derived.put_value(everyone, place, u)
     return derived
 
 

@@ -40,10 +40,11 @@ class Window:
         self.key[rows, :, index] = key
         self.decay[rows, :, index] = decay
 
-    def put_value(self, rows: Tensor, index: Tensor, value: Tensor, weight: Tensor | float) -> None:
-        """Enter a token's value [A', H, P] and its factor."""
+    def put_value(self, rows: Tensor, index: Tensor, value: Tensor, weight: Tensor | None = None) -> None:
+        """Enter a token's value [A', H, P] and its factor [A', H]; None: the one that is there."""
         self.value[rows, :, index] = value
-        self.weight[rows, :, index] = weight
+        if weight is not None:
+            self.weight[rows, :, index] = weight
 
     def decays(self) -> tuple[Tensor, Tensor]:
         """(decay of the checkpoint [A, H], decay of each record [A, H, C]) up to the newest entered token."""
