@@ -1,7 +1,7 @@
 // extern "C" face of the cursor commit.
 #include "replayssm/commit.h"
 
-#include "abi/check.h"
+#include "abi/cursor_checks.h"
 #include "kernels/commit/commit.h"
 
 rssm_status rssm_commit(const rssm_commit_args* args, void* stream, rssm_error* error) {
@@ -15,16 +15,8 @@ rssm_status rssm_commit(const rssm_commit_args* args, void* stream, rssm_error* 
   check.range("window", a.window, 1, 64);
   check.range("ring_rows", a.ring_rows, a.window + 1, a.window + 16);
   if (!check.ok()) return check.status();
-  check.tensor("slot", a.slot, RSSM_INT32, {replayssm::kAny});
-  check.range("slot: B", a.slot.shape[0], 0, INT32_MAX / 2);
-  check.tensor("num_tokens", a.num_tokens, RSSM_INT32, {a.slot.shape[0]});
+  replayssm::checkCursorMove(check, a.slot, a.num_tokens, a.origin, a.h, a.position);
   check.tensor("accepted", a.accepted, RSSM_INT32, {a.slot.shape[0]});
-  check.tensor("origin", a.origin, RSSM_INT32, {replayssm::kAny});
-  check.tensor("h", a.h, RSSM_INT32, {a.origin.shape[0]});
-  check.tensor("position", a.position, RSSM_INT32, {a.origin.shape[0]});
-  check.contiguous("origin", a.origin, 0);
-  check.contiguous("h", a.h, 0);
-  check.contiguous("position", a.position, 0);
   if (!check.ok() || a.slot.shape[0] == 0) return check.status();
   replayssm::CommitParams p{};
   p.rows = static_cast<int32_t>(a.slot.shape[0]);

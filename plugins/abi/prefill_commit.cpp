@@ -1,5 +1,5 @@
 // extern "C" face of the cursor commit after a prompt chunk.
-#include "abi/check.h"
+#include "abi/cursor_checks.h"
 #include "kernels/prefill/dispatch.h"
 #include "replayssm/prefill.h"
 
@@ -12,15 +12,7 @@ rssm_status rssm_prefill_commit(const rssm_prefill_commit_args* args, void* stre
   const rssm_prefill_commit_args& a = *args;
   check.header(a.struct_size, sizeof(rssm_prefill_commit_args), a.abi_version);
   check.range("max_tokens", a.max_tokens, 0, INT32_MAX);
-  check.tensor("slot", a.slot, RSSM_INT32, {replayssm::kAny});
-  check.tensor("num_tokens", a.num_tokens, RSSM_INT32, {a.slot.shape[0]});
-  check.tensor("origin", a.origin, RSSM_INT32, {replayssm::kAny});
-  check.tensor("h", a.h, RSSM_INT32, {a.origin.shape[0]});
-  check.tensor("position", a.position, RSSM_INT32, {a.origin.shape[0]});
-  check.contiguous("origin", a.origin, 0);
-  check.contiguous("h", a.h, 0);
-  check.contiguous("position", a.position, 0);
-  check.range("slot: B", a.slot.shape[0], 0, INT32_MAX / 2);
+  replayssm::checkCursorMove(check, a.slot, a.num_tokens, a.origin, a.h, a.position);
   if (!check.ok() || a.slot.shape[0] == 0) return check.status();
   replayssm::PrefillCommitParams p{};
   p.rows = static_cast<int32_t>(a.slot.shape[0]);
