@@ -61,7 +61,7 @@ def _rate(row: Row, time: str) -> float:
 def line(row: Row) -> str:
     """A row for people."""
     if row["what"] == "ratio":
-        bounds = "" if "us" not in row else f" (bytes allow {row['floor_ratio']:.3f}, bounds {row['bound_ratio']:.3f})"
+        bounds = "" if "bound_ratio" not in row else f" (bytes allow {row['floor_ratio']:.3f}, bounds {row['bound_ratio']:.3f})"
         times = "" if "us" not in row else f"{bounds}, {row['conventional_us']:.1f} -> {row['us']:.1f} us"
         return f"  {row['row']} B={row['B']} T={row['T']}: {row['ratio']:.3f}{times}"
     low, high = row["us_quartiles"]
@@ -69,6 +69,7 @@ def line(row: Row) -> str:
     return (
         f"{row['cache']:12} {row['role']:7} B={row['B']} T={row['T']} L={row['L']} a={row['accepted']:g}: "
         f"{row['us']:.1f} us ({low:.1f}-{high:.1f}), {row['tokens_per_s']:.0f} tokens/s, "
-        f"{row['percent_of_floor']:.1f} % of the byte floor, {row['percent_of_bound']:.1f} % of the bound"
+        f"{row['percent_of_floor']:.1f} % of the byte floor"
+        + (f", {row['percent_of_bound']:.1f} % of the bound" if "percent_of_bound" in row else "")
         + (f" [{parts}]" if parts else "")
     )
