@@ -61,7 +61,9 @@ def _rate(row: Row, time: str) -> float:
 def line(row: Row) -> str:
     """A row for people."""
     if row["what"] == "ratio":
-        bounds = "" if "bound_ratio" not in row else f" (bytes allow {row['floor_ratio']:.3f}, bounds {row['bound_ratio']:.3f})"
+        bounds = ""
+        if "bound_ratio" in row:  # files of earlier versions have none
+            bounds = f" (bytes allow {row['floor_ratio']:.3f}, bounds {row['bound_ratio']:.3f})"
         times = "" if "us" not in row else f"{bounds}, {row['conventional_us']:.1f} -> {row['us']:.1f} us"
         return f"  {row['row']} B={row['B']} T={row['T']}: {row['ratio']:.3f}{times}"
     low, high = row["us_quartiles"]
