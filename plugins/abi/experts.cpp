@@ -14,7 +14,7 @@ void checkExperts(Checker& check, const rssm_experts_args& a) {
   if (!check.ok()) return;
   const int64_t experts = a.up.data.rank > 0 ? a.up.data.shape[0] : 0;
   check.range("up: data: E", experts, 1, kMaxExperts);
-  check.range("ids: k", a.ids.shape[1], 1, experts);
+  check.range("ids: k", a.ids.shape[1], 1, experts < kMaxChoices ? experts : kMaxChoices);
   check.range("x: N", a.x.shape[0], 0, kMaxPairs / a.ids.shape[1]);
   checkPassTokens(check, a.pass_tokens);
   if (!check.ok()) return;
@@ -79,6 +79,7 @@ PlanParams planParams(const rssm_experts_args& a, const ExpertsWorkspace& layout
   p.weightStride = a.weights.stride[0];
   p.tokens = static_cast<int32_t>(a.x.shape[0]);
   p.topK = static_cast<int32_t>(a.ids.shape[1]);
+  p.topKInverse = static_cast<uint32_t>(((uint64_t{1} << 32) + p.topK - 1) / p.topK);
   p.experts = static_cast<int32_t>(a.up.data.shape[0]);
   p.passTokens = choosePassTokens(a.pass_tokens, static_cast<int64_t>(p.tokens) * p.topK, p.experts);
   p.plan.entryCount = reinterpret_cast<int32_t*>(workspace + layout.entryCount);

@@ -44,7 +44,7 @@ typedef struct rssm_experts_args {
   rssm_packed_weights up;   /* M = I, K = X; parts = 2: gated */
   rssm_packed_weights down; /* M = X, K = I, parts = 1 */
   rssm_tensor x;            /* [N, X] bfloat16, channels contiguous, rows whole 16 bytes */
-  rssm_tensor ids;          /* [N, k] int32, choices contiguous */
+  rssm_tensor ids;          /* [N, k] int32, choices contiguous; k <= 64 */
   rssm_tensor weights;      /* [N, k] float32, choices contiguous */
   rssm_tensor out;          /* [N, X] bfloat16, channels contiguous, rows whole 16 bytes, written */
 } rssm_experts_args;

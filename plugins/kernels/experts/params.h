@@ -21,6 +21,7 @@ enum class ExpertEpilogue {
 constexpr int kTileRows = 16;         // rows of a packed tile: the matrix instruction's
 constexpr int kMaxPassTokens = 64;    // tokens of one pass over an expert's weights
 constexpr int kMaxExperts = 1024;
+constexpr int kMaxChoices = 64;       // of a token
 constexpr int kLayoutColumns = 128;   // K is padded to whole blocks of as many columns
 constexpr int kLayoutTiles = 8;       // rows to whole groups of as many tiles
 
@@ -63,6 +64,7 @@ struct PlanParams {
   const float* weights;   // [tokens, topK]
   int64_t idStride, weightStride;
   int32_t tokens, topK, experts, passTokens;
+  uint32_t topKInverse;   // 2^32 / topK, rounded up; of no use where topK is 1
   ExpertPlan plan;
   OrderParams order;
   bool programmaticLaunch;

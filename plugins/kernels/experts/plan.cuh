@@ -6,7 +6,7 @@
 
 namespace replayssm {
 
-constexpr int kPlanWarps = 16;
+constexpr int kPlanWarps = 32;
 constexpr int kPlanThreads = kPlanWarps * 32;
 constexpr int kPlanBatch = 8;  // pairs a lane loads at once
 
@@ -56,27 +56,34 @@ __device__ inline void writePasses(const ExpertPlan& plan, int expert, int count
   }
 }
 
-// Expert of pair `pair`, -1 where there is no work.
-__device__ __forceinline__ int expertOf(const PlanParams& p, int pair) {
-  const int token = pair / p.topK;
-  const int expert = p.ids[token * p.idStride + (pair - token * p.topK)];
-  return expert >= 0 && expert < p.experts ? expert : -1;
+// Token of a pair, by the inverse of topK: exact, the ABI bounds both.
+__device__ __forceinline__ int tokenOf(const PlanParams& p, int pair) {
+  return p.topK == 1 ? pair : static_cast<int>(__umulhi(static_cast<uint32_t>(pair), p.topKInverse));
 }
 
-// Experts of the pairs first, first + 32, ...: loads that do not wait for each other.
-__device__ __forceinline__ void loadBatch(const PlanParams& p, int first, int end, int (&experts)[kPlanBatch]) {
+// Experts (-1 where there is no work) and routing weights of the pairs first, first + 32, ...: loads that do not wait for
+// each other.
+struct PlanPairs {
+  int expert[kPlanBatch];
+  float weight[kPlanBatch];
+
+  __device__ __forceinline__ PlanPairs(const PlanParams& p, int first, int end, bool weighted) {
 #pragma unroll
-  for (int i = 0; i < kPlanBatch; ++i) experts[i] = first + 32 * i < end ? expertOf(p, first + 32 * i) : -1;
-}
-
-// place -1: none.
-__device__ __forceinline__ void placePair(const PlanParams& p, int pair, int place) {
-  p.plan.position[pair] = place;
-  if (place < 0) return;
-  const int token = pair / p.topK;
-  p.plan.rowToken[place] = token;
-  p.plan.rowWeight[place] = p.weights[token * p.weightStride + (pair - token * p.topK)];
-}
+    for (int i = 0; i < kPlanBatch; ++i) {
+      const int pair = first + 32 * i;
+      expert[i] = -1;
+      weight[i] = 0.0f;
+      if (pair >= end) continue;
+      const int token = tokenOf(p, pair), choice = pair - token * p.topK;
+      expert[i] = p.ids[token * p.idStride + choice];
+      if (weighted) weight[i] = p.weights[token * p.weightStride + choice];
+    }
+#pragma unroll
+    for (int i = 0; i < kPlanBatch; ++i) {
+      if (expert[i] < 0 || expert[i] >= p.experts) expert[i] = -1;
+    }
+  }
+};
 
 constexpr int kOrderPiece = 8;  // columns a thread writes
 
@@ -115,10 +122,9 @@ __global__ void __launch_bounds__(kPlanThreads) planKernel(const __grid_constant
   waitForPredecessor();
   __syncthreads();
   for (int base = begin; base < end; base += 32 * kPlanBatch) {
-    int experts[kPlanBatch];
-    loadBatch(p, base + lane, end, experts);
+    const PlanPairs batch(p, base + lane, end, false);
 #pragma unroll
-    for (int expert : experts) {
+    for (int expert : batch.expert) {
       if (expert >= 0) atomicAdd(own + expert, 1);
     }
   }
@@ -154,18 +160,22 @@ __global__ void __launch_bounds__(kPlanThreads) planKernel(const __grid_constant
   }
   __syncthreads();
   for (int base = begin; base < end; base += 32 * kPlanBatch) {
-    int experts[kPlanBatch];
-    loadBatch(p, base + lane, end, experts);
+    const PlanPairs batch(p, base + lane, end, true);
 #pragma unroll
     for (int i = 0; i < kPlanBatch; ++i) {
-      const int pair = base + lane + 32 * i, expert = experts[i];
+      if (base + 32 * i >= end) break;
+      const int pair = base + lane + 32 * i, expert = batch.expert[i];
       const uint32_t same = __match_any_sync(0xffffffffu, expert);
       const int rank = __popc(same & ((1u << lane) - 1u));
       const int place = expert >= 0 ? own[expert] + rank : -1;
       __syncwarp();
       if (expert >= 0 && rank == 0) own[expert] += __popc(same);
       __syncwarp();
-      if (pair < end) placePair(p, pair, place);
+      if (pair < end) p.plan.position[pair] = place;
+      if (place >= 0) {
+        p.plan.rowToken[place] = tokenOf(p, pair);
+        p.plan.rowWeight[place] = batch.weight[i];
+      }
     }
   }
 }

@@ -15,14 +15,18 @@ __global__ void __launch_bounds__(kReduceThreads) reduceKernel(const __grid_cons
   using Word = Packed<kReduceVector>;
   const int token = static_cast<int>(blockIdx.x);
   const int channel = (static_cast<int>(blockIdx.y) * kReduceThreads + static_cast<int>(threadIdx.x)) * kReduceVector;
+  __shared__ int32_t places[kMaxChoices];
   waitForPredecessor();
+  if (static_cast<int>(threadIdx.x) < p.topK) {
+    places[threadIdx.x] = p.position[static_cast<int64_t>(token) * p.topK + threadIdx.x];
+  }
+  __syncthreads();
   if (channel >= p.channels) return;
-  const int32_t* position = p.position + static_cast<int64_t>(token) * p.topK;
   const auto* rows = static_cast<const uint16_t*>(p.rows);
   float sum[kReduceVector] = {};
-#pragma unroll 4
+#pragma unroll 8
   for (int i = 0; i < p.topK; ++i) {
-    const int64_t place = position[i];
+    const int64_t place = places[i];
     const Word word = loadIf(place >= 0, reinterpret_cast<const Word*>(rows + place * p.channels + channel));
     float values[kReduceVector];
     unpack<__nv_bfloat16>(word, values);

@@ -11,7 +11,7 @@ constexpr int kMostStages = 8;
 constexpr int kTokenPad = 16;  // bytes behind a token's row of a stage: keeps the lanes' 16-byte loads off each other
 
 // kMost_: tiles of 8 tokens of a pass. Up to 4 two blocks share a multiprocessor; the sums of more tokens leave
-// registers for one, and so do the stages of bfloat16 weights.
+// registers for one, and so do the stages of bfloat16 weights. Three warpgroups read the tokens a third less often.
 // kWide_: instructions of a warpgroup, tokens in cores of 8 by 16 bytes (warpgroup.cuh), their columns in the order of
 // columnPlace.
 template <class Format_, int kMost_, bool kWide_ = false>
@@ -20,7 +20,7 @@ struct GroupedTraits {
   static constexpr int kMost = kMost_;
   static constexpr bool kWide = kWide_;
   static constexpr int kBlocks = kMost <= 4 && Format::kPieces <= 2 ? 2 : 1;
-  static constexpr int kWarps = 8;                           // that multiply
+  static constexpr int kWarps = kWide && kMost > 4 ? 12 : 8;  // that multiply
   static constexpr int kTokenWarps = kBlocks == 2 ? 1 : 3;   // that copy tokens; one more copies weights
   static constexpr int kFullArrivals = 1 + 32 * kTokenWarps;  // of a stage: weights once, tokens by every lane
   static constexpr int kWarpTiles = 2;  // of a warp in a round
