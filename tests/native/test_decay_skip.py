@@ -1,5 +1,5 @@
-"""The update that skips faded heads: the update's own bits on checkpoints whose faded heads are zero, and not one read
-of a faded head's checkpoint, which holds NaN here.
+"""The update that skips faded heads: what the update gives on checkpoints whose faded heads are zero, bit for bit where
+both deal and sum alike, and not one read of a faded head's checkpoint, which holds NaN here.
 
 Oracle: the update (judged by test_update.py), which the reference's rule (ops/reference/decay_skip.py) hands a zero.
 """
@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from tests.native import harness
+from tests.tolerance import RECURRENCE_NOISE
 from trtllm_replayssm.config import ReplayConfig
 from trtllm_replayssm.errors import ContractError, UnsupportedError
 from trtllm_replayssm.ops import _abi
@@ -101,6 +102,16 @@ def faded_heads(layer: Layer, rows: StepRows, dt: torch.Tensor) -> torch.Tensor:
     return found
 
 
+def assert_equal(ours: torch.Tensor, theirs: torch.Tensor) -> None:
+    assert torch.equal(ours, theirs)
+
+
+def assert_near(ours: torch.Tensor, theirs: torch.Tensor) -> None:
+    """Plain decoding of few rows has a kernel of its own in the update: its sums run in another order."""
+    step = RECURRENCE_NOISE if ours.dtype is torch.float32 else torch.finfo(ours.dtype).eps
+    torch.testing.assert_close(ours, theirs, rtol=0.0, atol=step * float(theirs.abs().max()))
+
+
 @pytest.mark.parametrize("padding", [0, 150], ids=["direct", "streamed"])
 @pytest.mark.parametrize("tokens", [1, 5])
 @pytest.mark.parametrize(("heads", "groups", "head_dim"), [(8, 2, 64), (8, 2, 80), (48, 4, 80), (32, 1, 64)])
@@ -120,14 +131,16 @@ def test_faded_checkpoints_are_not_read_and_the_rest_has_the_updates_bits(
     for row, slot in enumerate(rows.active_slot.tolist()):
         judge.state.checkpoint.data[slot, faded[row]] = 0.0
         skipping.state.checkpoint.data[slot, faded[row]] = float("nan")
+    same = assert_near if tokens == 1 and padding == 0 else assert_equal
     want, got = judge.step(rows, inputs, None), skipping.step(rows, inputs, SKIP_BELOW)
-    assert torch.equal(got, want) and bool(got.isfinite().all())
+    same(got, want)
+    assert bool(got.isfinite().all())
     flushed = layer.cursors.h[rows.active_slot] + rows.active_num_tokens > WINDOW
     assert bool(flushed.any()) and not bool(flushed.all())
     for row, slot in enumerate(rows.active_slot.tolist()):
         ours, theirs = (each.state.checkpoint.data[slot] for each in (skipping, judge))
         if flushed[row]:
-            assert torch.equal(ours, theirs)
+            same(ours, theirs)
         else:
             assert bool(ours[faded[row]].isnan().all()), "a checkpoint that is not read is not written either"
             assert torch.equal(ours[~faded[row]], layer.state.checkpoint.data[slot, ~faded[row]])
@@ -158,7 +171,9 @@ def test_rates_without_bound_fade_unless_nothing_decays() -> None:
     layer.state.checkpoint.data[:, 1::2] = float("nan")
     judge = layer.copy()
     judge.state.checkpoint.data[:, 1::2] = 0.0
-    assert torch.equal(layer.step(rows, inputs, SKIP_BELOW), judge.step(rows, inputs, None))
+    got = layer.step(rows, inputs, SKIP_BELOW)
+    assert bool(got.isfinite().all())
+    assert_near(got, judge.step(rows, inputs, None))
 
 
 @pytest.mark.parametrize("skip_below", [0.0, -1.0, 0.26, float("nan"), float("inf")])
