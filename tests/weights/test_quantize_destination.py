@@ -21,8 +21,8 @@ from trtllm_replayssm.cli import main
 
 source, destination, *names = sys.argv[1:]
 write, calls = SafetensorsWriter.write, []
-if "ignored" in names:
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+# not as inherited: under nohup it is ignored
+signal.signal(signal.SIGHUP, signal.SIG_IGN if "ignored" in names else signal.SIG_DFL)
 
 def write_and_signal(*arguments):
     calls.append(arguments)
