@@ -1,24 +1,24 @@
 // extern "C" face of the cursor commit.
 #include "replayssm/commit.h"
 
+#include "abi/call.h"
 #include "abi/cursor_checks.h"
 #include "kernels/commit/commit.h"
 
-rssm_status rssm_commit(const rssm_commit_args* args, void* stream, rssm_error* error) {
-  replayssm::Checker check("rssm_commit", error);
-  if (args == nullptr) {
-    check.fail(RSSM_INVALID_ARGUMENT, "args", "expected a pointer, got null");
-    return check.status();
-  }
-  const rssm_commit_args& a = *args;
-  check.header(a.struct_size, sizeof(rssm_commit_args), a.abi_version);
+namespace replayssm {
+namespace {
+
+void checkCommit(Checker& check, const rssm_commit_args& a) {
   check.range("window", a.window, 1, 64);
   check.range("ring_rows", a.ring_rows, a.window + 1, a.window + 16);
-  if (!check.ok()) return check.status();
-  replayssm::checkCursorMove(check, a.slot, a.num_tokens, a.origin, a.h, a.position);
+  if (!check.ok()) return;
+  checkCursorMove(check, a.slot, a.num_tokens, a.origin, a.h, a.position);
   check.tensor("accepted", a.accepted, RSSM_INT32, {a.slot.shape[0]});
-  if (!check.ok() || a.slot.shape[0] == 0) return check.status();
-  replayssm::CommitParams p{};
+}
+
+cudaError_t launch(const rssm_commit_args& a, cudaStream_t stream) {
+  if (a.slot.shape[0] == 0) return cudaSuccess;
+  CommitParams p{};
   p.rows = static_cast<int32_t>(a.slot.shape[0]);
   p.slots = static_cast<int32_t>(a.origin.shape[0]);
   p.window = a.window;
@@ -32,7 +32,12 @@ rssm_status rssm_commit(const rssm_commit_args* args, void* stream, rssm_error* 
   p.origin = static_cast<int32_t*>(a.origin.data);
   p.pending = static_cast<int32_t*>(a.h.data);
   p.position = static_cast<int32_t*>(a.position.data);
-  cudaError_t code = replayssm::launchCommit(p, static_cast<cudaStream_t>(stream));
-  if (code != cudaSuccess) check.fail(RSSM_CUDA_ERROR, "launch", "%s", cudaGetErrorString(code));
-  return check.status();
+  return launchCommit(p, stream);
+}
+
+}  // namespace
+}  // namespace replayssm
+
+rssm_status rssm_commit(const rssm_commit_args* args, void* stream, rssm_error* error) {
+  return replayssm::checkedCall("rssm_commit", args, stream, error, replayssm::checkCommit, replayssm::launch);
 }

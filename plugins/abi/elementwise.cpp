@@ -2,7 +2,7 @@
 #include "replayssm/elementwise.h"
 
 #include "abi/alignment.h"
-#include "abi/check.h"
+#include "abi/call.h"
 #include "kernels/elementwise/params.h"
 
 namespace replayssm {
@@ -107,21 +107,12 @@ ActivationParams flatten(const rssm_activation_args& a) {
 template <class Args, class Check, class Launch>
 rssm_status call(const char* operation, const Args* args, void* stream, rssm_error* error, Check checkArgs,
                  Launch launch) {
-  Checker check(operation, error);
-  if (args == nullptr) {
-    check.fail(RSSM_INVALID_ARGUMENT, "args", "expected a pointer, got null");
-    return check.status();
-  }
-  check.header(args->struct_size, sizeof(Args), args->abi_version);
-  if (check.ok()) checkArgs(check, *args);
-  if (!check.ok()) return check.status();
-  const auto p = flatten(*args);
-  for (int axis = 0; axis < args->x.rank; ++axis) {
-    if (args->x.shape[axis] == 0) return check.status();
-  }
-  const cudaError_t code = launch(p, static_cast<cudaStream_t>(stream));
-  if (code != cudaSuccess) check.fail(RSSM_CUDA_ERROR, "launch", "%s", cudaGetErrorString(code));
-  return check.status();
+  return checkedCall(operation, args, stream, error, checkArgs, [launch](const Args& a, cudaStream_t on) {
+    for (int axis = 0; axis < a.x.rank; ++axis) {
+      if (a.x.shape[axis] == 0) return cudaSuccess;
+    }
+    return launch(flatten(a), on);
+  });
 }
 
 }  // namespace

@@ -4,7 +4,7 @@
 #include <initializer_list>
 #include <utility>
 
-#include "abi/check.h"
+#include "abi/call.h"
 #include "kernels/registers/params.h"
 
 namespace replayssm {
@@ -144,19 +144,10 @@ PromptLookupParams flatten(const rssm_prompt_lookup_args& a) {
 template <class Args, class Check, class Launch>
 rssm_status call(const char* operation, const Args* args, void* stream, rssm_error* error, Check checkArgs,
                  Launch launch) {
-  Checker check(operation, error);
-  if (args == nullptr) {
-    check.fail(RSSM_INVALID_ARGUMENT, "args", "expected a pointer, got null");
-    return check.status();
-  }
-  check.header(args->struct_size, sizeof(Args), args->abi_version);
-  if (check.ok()) checkArgs(check, *args);
-  if (!check.ok()) return check.status();
-  const auto p = flatten(*args);
-  if (p.rows == 0) return check.status();
-  const cudaError_t code = launch(p, static_cast<cudaStream_t>(stream));
-  if (code != cudaSuccess) check.fail(RSSM_CUDA_ERROR, "launch", "%s", cudaGetErrorString(code));
-  return check.status();
+  return checkedCall(operation, args, stream, error, checkArgs, [launch](const Args& a, cudaStream_t on) {
+    const auto p = flatten(a);
+    return p.rows == 0 ? cudaSuccess : launch(p, on);
+  });
 }
 
 }  // namespace

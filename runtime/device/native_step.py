@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from trtllm_replayssm.ops import native_draw, native_registers
-from trtllm_replayssm.ops.library import find_library
+from trtllm_replayssm.ops.native_library import find_library
 from trtllm_replayssm.runtime.device.entry import SamplingMode
 from trtllm_replayssm.runtime.device.ports import DraftPort, StepPort
 from trtllm_replayssm.runtime.device.registers import Registers

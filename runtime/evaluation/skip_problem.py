@@ -14,8 +14,8 @@ from trtllm_replayssm.config import ReplayConfig
 from trtllm_replayssm.dtypes import StateFormat
 from trtllm_replayssm.errors import ConfigError
 from trtllm_replayssm.ops.layer_state import CursorTensors, ReplayLayerState, StepRows
-from trtllm_replayssm.ops.library import find_library, load_library
 from trtllm_replayssm.ops.native import NativeOps
+from trtllm_replayssm.ops.native_library import find_library, load_library
 from trtllm_replayssm.shapes import SsmKind, SsmShape
 from trtllm_replayssm.spec.traffic import state_bytes
 

@@ -7,9 +7,9 @@ import logging
 import torch
 
 from trtllm_replayssm.ops.dtypes import torch_dtype
-from trtllm_replayssm.ops.library import find_library, load_library
 from trtllm_replayssm.ops.native import NativeOps
 from trtllm_replayssm.ops.native_experts import serves
+from trtllm_replayssm.ops.native_library import find_library, load_library
 from trtllm_replayssm.ops.native_prefill import NativePrefill
 from trtllm_replayssm.runtime.pools.state_pools import StatePools
 from trtllm_replayssm.runtime.session.native_prompts import scanned_state

@@ -69,7 +69,7 @@ class _Engine:
     device_memory_size_v2 = 1024
 
     def __init__(self, library: FakeTensorRt, name: str, segment: Segment, manifest: Manifest) -> None:
-        self.library, self.name, self.segment, self.manifest = library, name, segment, manifest
+        self.runtime, self.name, self.segment, self.manifest = library, name, segment, manifest
         self.evaluator = NetworkEvaluator(tensorrt_rtx, definition_of(segment), segment.network.constants)
 
     def create_runtime_config(self) -> _Config:
@@ -99,7 +99,7 @@ class _Context:
         self._scratch = address
 
     def set_input_shape(self, name: str, shape: tuple[int, ...]) -> bool:
-        self._engine.library.told += 1
+        self._engine.runtime.told += 1
         spec = next(s for s in self._engine.segment.inputs if s.name == name)
         profile = list(self._engine.manifest.profiles.values())[self._profile]
         least, _, most = shape_range(spec.dims, profile, self._engine.manifest.build.max_batch)
@@ -107,7 +107,7 @@ class _Context:
         return len(shape) == len(least) and all(a <= s <= b for a, s, b in zip(least, shape, most, strict=True))
 
     def set_tensor_address(self, name: str, address: int) -> bool:
-        self._engine.library.told += 1
+        self._engine.runtime.told += 1
         self._addresses[name] = address
         return True
 
@@ -120,7 +120,7 @@ class _Context:
             target = self._view(name, spec.dtype, tuple(value.shape))
             if target.data_ptr() != value.data_ptr():
                 target.copy_(value)
-        self._engine.library.executed.append((self._engine.name, self._profile))
+        self._engine.runtime.executed.append((self._engine.name, self._profile))
         return True
 
     def _view(self, name: str, dtype: str, shape: tuple[int, ...]) -> Tensor:

@@ -11,7 +11,7 @@ import pytest
 
 from trtllm_replayssm.errors import ContractError
 from trtllm_replayssm.ops import _abi
-from trtllm_replayssm.ops._abi.library import _error
+from trtllm_replayssm.ops._abi.entry_points import _error
 
 INCLUDE = Path(__file__).resolve().parents[2] / "plugins" / "include"
 HEADERS = sorted(path.name for path in (INCLUDE / "replayssm").glob("*.h"))

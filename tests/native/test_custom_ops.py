@@ -20,8 +20,8 @@ if harness.unavailable() is None:
     import torch
 
     from trtllm_replayssm.ops.layer_state import CursorTensors, ReplayLayerState, StepRows
-    from trtllm_replayssm.ops.library import load_library
     from trtllm_replayssm.ops.native import NativeOps
+    from trtllm_replayssm.ops.native_library import load_library
 
 SHAPES = [
     pytest.param(harness.ssm_shape(SsmKind.MAMBA2, 8, 2, 64, 128), id="mamba2"),

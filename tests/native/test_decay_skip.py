@@ -19,8 +19,8 @@ from trtllm_replayssm.config import ReplayConfig
 from trtllm_replayssm.errors import ContractError, UnsupportedError
 from trtllm_replayssm.ops import _abi
 from trtllm_replayssm.ops.layer_state import CursorTensors, ReplayLayerState, StepRows
-from trtllm_replayssm.ops.library import load_library
 from trtllm_replayssm.ops.native import NativeOps
+from trtllm_replayssm.ops.native_library import load_library
 from trtllm_replayssm.ops.reference.decay_skip import DecaySkip
 from trtllm_replayssm.ops.reference.window import ring_index
 from trtllm_replayssm.shapes import SsmKind, SsmShape

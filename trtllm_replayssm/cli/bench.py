@@ -90,7 +90,7 @@ def _measure(cases: list[KernelCase], arguments: argparse.Namespace, lines: IO[s
     from trtllm_replayssm.bench.run import entry, run_cases
     from trtllm_replayssm.bench.schemes import run_schemes
     from trtllm_replayssm.bench.timing import copy_bandwidth
-    from trtllm_replayssm.ops.library import installed_library
+    from trtllm_replayssm.ops.native_library import installed_library
 
     machine, library, bandwidth = describe(), installed_library(), copy_bandwidth()
 

@@ -110,7 +110,7 @@ def _measure(shape: SsmShape, batch: int, tokens: int) -> tuple[list[dict[str, A
     from trtllm_replayssm.bench.machine import describe
     from trtllm_replayssm.bench.run import entry, run_cases
     from trtllm_replayssm.bench.timing import copy_bandwidth
-    from trtllm_replayssm.ops.library import installed_library
+    from trtllm_replayssm.ops.native_library import installed_library
 
     name = shape_name(shape)
     if name is None:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from trtllm_replayssm.errors import ContractError
 from trtllm_replayssm.ops import _abi
-from trtllm_replayssm.ops.library import installed_library
+from trtllm_replayssm.ops.native_library import installed_library
 from trtllm_replayssm.ops.views import aligned, current_stream, view
 
 _EXPERT_INPUTS = ("x", "ids", "weights", "up", "up_scale", "up_factor", "down", "down_scale", "down_factor")

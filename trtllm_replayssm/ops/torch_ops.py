@@ -17,7 +17,7 @@ from torch import Tensor
 
 from trtllm_replayssm.errors import ContractError
 from trtllm_replayssm.ops import _abi
-from trtllm_replayssm.ops.library import installed_library
+from trtllm_replayssm.ops.native_library import installed_library
 from trtllm_replayssm.ops.views import aligned, channels_last, current_stream, view
 
 Call = Callable[[dict[str, Any], dict[str, float], int], None]

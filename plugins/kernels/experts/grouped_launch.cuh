@@ -2,28 +2,10 @@
 #pragma once
 
 #include "kernel.cuh"
+#include "kernels/common/launch.cuh"
 
 namespace replayssm {
 namespace {
-
-template <class Kernel, class Params>
-cudaError_t launch(Kernel kernel, dim3 grid, int threads, int sharedBytes, bool programmatic, const Params& p,
-                   cudaStream_t stream) {
-  cudaError_t code = cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
-                                          cudaFuncAttributeMaxDynamicSharedMemorySize, sharedBytes);
-  if (code != cudaSuccess) return code;
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = grid;
-  config.blockDim = dim3(static_cast<unsigned>(threads));
-  config.dynamicSmemBytes = static_cast<size_t>(sharedBytes);
-  config.stream = stream;
-  config.attrs = &attribute;
-  config.numAttrs = programmatic ? 1 : 0;
-  return cudaLaunchKernelEx(&config, kernel, p);
-}
 
 // What the device gives: shared memory of a multiprocessor and of a block, and its number of multiprocessors.
 struct Device {
@@ -60,8 +42,9 @@ cudaError_t launchTraits(GroupedParams p, cudaStream_t stream) {
   }
   if (stages < 2) return cudaErrorInvalidConfiguration;
   p.stages = stages < kMostStages ? stages : kMostStages;
-  return launch(groupedKernel<T>, dim3(static_cast<unsigned>(device.multiprocessors * blocks)), T::kThreads,
-                p.stageBytes * p.stages, p.programmaticLaunch, p, stream);
+  return launchLarge(stream, p.programmaticLaunch, groupedKernel<T>,
+                     dim3(static_cast<unsigned>(device.multiprocessors * blocks)), T::kThreads,
+                     p.stageBytes * p.stages, p);
 }
 
 }  // namespace

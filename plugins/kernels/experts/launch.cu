@@ -19,7 +19,7 @@ cudaError_t launchPlan(const PlanParams& p, cudaStream_t stream) {
   const int bytes = kPlanWarps * p.experts * static_cast<int>(sizeof(int32_t));
   const int64_t pieces = p.order.out == nullptr ? 0 : int64_t{p.tokens} * p.order.columns / kOrderPiece;
   const dim3 grid(static_cast<unsigned>(1 + (pieces + kPlanThreads - 1) / kPlanThreads));
-  return launch(planKernel, grid, kPlanThreads, bytes, p.programmaticLaunch, p, stream);
+  return launchLarge(stream, p.programmaticLaunch, planKernel, grid, kPlanThreads, bytes, p);
 }
 
 cudaError_t launchGrouped(const GroupedParams& p, cudaStream_t stream) {
@@ -36,7 +36,7 @@ cudaError_t launchGrouped(const GroupedParams& p, cudaStream_t stream) {
 cudaError_t launchReduce(const ReduceParams& p, cudaStream_t stream) {
   const int runs = (p.channels + kReduceThreads * kReduceVector - 1) / (kReduceThreads * kReduceVector);
   const dim3 grid(static_cast<unsigned>(p.tokens), static_cast<unsigned>(runs));
-  return launch(reduceKernel, grid, kReduceThreads, 0, true, p, stream);
+  return launchOn(stream, true, reduceKernel, grid, kReduceThreads, p);
 }
 
 }  // namespace replayssm

@@ -9,6 +9,7 @@ from trtllm_replayssm.ops._abi.conventional import (
     ConventionalCommitArgs,
     RecoveryArgs,
 )
+from trtllm_replayssm.ops._abi.entry_points import Library
 from trtllm_replayssm.ops._abi.experts import (
     EXPERTS_PROGRAMMATIC_LAUNCH,
     ROUTE_PROGRAMMATIC_LAUNCH,
@@ -34,7 +35,6 @@ from trtllm_replayssm.ops._abi.layers import (
     Function,
     RmsNormArgs,
 )
-from trtllm_replayssm.ops._abi.library import Library
 from trtllm_replayssm.ops._abi.prefill import PrefillArgs, PrefillCommitArgs, PrefillFlag
 from trtllm_replayssm.ops._abi.records import (
     ABI_VERSION,
