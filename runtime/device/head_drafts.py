@@ -13,7 +13,10 @@ from trtllm_replayssm.spec.philox import Domain
 
 
 class HeadDrafts:
-    """See `ports.DraftPort`. The head takes in every committed position, also of a request that ends."""
+    """See `ports.DraftPort`. The head takes in every committed position of a request that has room for drafts.
+
+    One without room never drafts again, and its head may lack earlier positions: `speculative.mtp` leaves it out too.
+    """
 
     positions = 0
 
@@ -26,7 +29,8 @@ class HeadDrafts:
         """See `DraftPort.propose`."""
         room = registers.draft_room(row)
         start = registers.length[row] - 1 - done.emitted
-        drafted = port.draft(done.emitted, start, done.tokens, done.hidden)
+        taken = torch.where(room > 0, done.emitted, 0)
+        drafted = port.draft(taken, start, done.tokens, done.hidden)
         drafts = [self._pick(drafted.logits, registers, row, done.mode, 0)]
         start = start + done.emitted
         for count in range(1, self.max_draft_len):

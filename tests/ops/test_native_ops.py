@@ -16,7 +16,7 @@ from tests.ops.layers import ssm_shape
 from trtllm_replayssm.config import ReplayConfig
 from trtllm_replayssm.dtypes import StateFormat
 from trtllm_replayssm.errors import ConfigError, ContractError, UnsupportedError
-from trtllm_replayssm.ops import _abi, library, torch_ops
+from trtllm_replayssm.ops import _abi, native_library, torch_ops
 from trtllm_replayssm.ops.layer_state import CursorTensors, ReplayLayerState, StepRows
 from trtllm_replayssm.ops.native import Convolution, NativeOps
 from trtllm_replayssm.ops.native_prefill import NativePrefill
@@ -243,23 +243,23 @@ def test_a_device_below_the_kernels_runs_the_reference(
 def test_the_library_is_looked_for_in_the_environment_then_the_package_then_the_checkout(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.delenv(library.VARIABLE, raising=False)
-    package, checkout = library.candidates()
-    assert package.parts[-3:] == ("trtllm_replayssm", "native", library.FILE_NAME)
-    assert checkout.parts[-3:] == ("build", "native", library.FILE_NAME)
-    monkeypatch.setattr(library, "candidates", lambda: [tmp_path / "none.so"])
-    assert library.find_library() is None
+    monkeypatch.delenv(native_library.VARIABLE, raising=False)
+    package, checkout = native_library.candidates()
+    assert package.parts[-3:] == ("trtllm_replayssm", "native", native_library.FILE_NAME)
+    assert checkout.parts[-3:] == ("build", "native", native_library.FILE_NAME)
+    monkeypatch.setattr(native_library, "candidates", lambda: [tmp_path / "none.so"])
+    assert native_library.find_library() is None
     with pytest.raises(ConfigError, match=r"none of them.*docs/kernels\.md"):
-        library.installed_library()
+        native_library.installed_library()
     monkeypatch.undo()
-    monkeypatch.setenv(library.VARIABLE, str(tmp_path / "gone.so"))
+    monkeypatch.setenv(native_library.VARIABLE, str(tmp_path / "gone.so"))
     with pytest.raises(ConfigError, match=r"gone\.so"):
-        library.find_library()
+        native_library.find_library()
     (tmp_path / "gone.so").write_text("no library")
-    path = library.find_library()
+    path = native_library.find_library()
     assert path is not None
     with pytest.raises(ConfigError, match="a loadable library"):
-        library.load_library(path)
+        native_library.load_library(path)
 
 
 def test_inputs_with_odd_addresses_are_copied_and_others_are_not() -> None:
