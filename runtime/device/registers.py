@@ -18,6 +18,8 @@ from trtllm_replayssm.runtime.device.philox import signed64
 
 BLOCK = 1024  # tokens of the vocabulary that are summed together
 SMALLEST_TEMPERATURE = 1e-30  # anything below draws the best token just as well, and float32 can divide by this
+SMALLEST_TOP_P = 1e-30  # anything below keeps the best token alone just as well; 0 in float32 would keep none
+LARGEST_TOP_K = (1 << 31) - 1  # beyond every vocabulary, and within the register's type
 
 
 def whole_blocks(vocab: int) -> int:
@@ -100,9 +102,9 @@ class Registers:
             (self.last, [e.tokens[-1] for e in entries]), (self.length, [len(e.tokens) for e in entries]),
             (self.room, [e.room for e in entries]),
             (self.draft_count, [len(e.drafts) for e in entries]), (self.seed, [signed64(e.seed) for e in entries]),
-            (self.top_k, [e.top_k for e in entries]),
+            (self.top_k, [min(e.top_k, LARGEST_TOP_K) for e in entries]),
             (self.temperature, [0.0 if e.greedy else max(e.temperature, SMALLEST_TEMPERATURE) for e in entries]),
-            (self.top_p, [e.top_p for e in entries]), (self.min_p, [e.min_p for e in entries]),
+            (self.top_p, [max(e.top_p, SMALLEST_TOP_P) for e in entries]), (self.min_p, [e.min_p for e in entries]),
         ]  # fmt: skip
         for register, values in columns:
             register.index_copy_(0, row, self._sent(values, register.dtype))
