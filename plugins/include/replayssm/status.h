@@ -13,8 +13,9 @@
 extern "C" {
 #endif
 
-/* Raised by one whenever an args struct changes; callers compare it with rssm_abi_version(). */
-#define RSSM_ABI_VERSION 1u
+/* Raised by one whenever an args struct, a constant or a function changes or is added; callers compare it with
+   rssm_abi_version() before they call anything else. */
+#define RSSM_ABI_VERSION 2u
 
 #if defined(_WIN32)
 #define RSSM_API __declspec(dllexport)

@@ -8,6 +8,7 @@ from typing import Any
 
 from trtllm_replayssm.errors import (
     CapacityError,
+    ConfigError,
     ContractError,
     DeviceError,
     EngineMismatchError,
@@ -40,13 +41,23 @@ class Library:
     """The loaded native library. Calls raise the package's errors; nothing is kept between calls."""
 
     def __init__(self, path: Path) -> None:
-        """path: the shared library. Raises EngineMismatchError when its ABI version is not this module's."""
+        """path: the shared library. Raises EngineMismatchError when its ABI version is not this module's, ConfigError
+        for another library, OSError for no library.
+        """
         self._handle = ctypes.CDLL(str(path))
+        # The version first: another version may have other functions.
+        if not hasattr(self._handle, "rssm_abi_version"):
+            raise ConfigError(
+                "load native library", str(path), expected="a function rssm_abi_version", got="another library"
+            )
         self._handle.rssm_abi_version.restype = ctypes.c_uint32
-        self._handle.rssm_update_supported.restype = ctypes.c_char_p
         version = self._handle.rssm_abi_version()
         if version != ABI_VERSION:
-            raise EngineMismatchError("load native library", "abi_version", expected=ABI_VERSION, got=version)
+            raise EngineMismatchError(
+                "load native library", f"abi_version of {path}", expected=ABI_VERSION, got=version,
+                hint="Build it again from this package's sources (make native in a checkout)",
+            )  # fmt: skip
+        self._handle.rssm_update_supported.restype = ctypes.c_char_p
 
     def supported_updates(self) -> list[str]:
         """One line per built combination of the update family."""
