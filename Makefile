@@ -6,6 +6,7 @@
 #   make native         the library with every kernel for compute capability 9.0, in build/native
 #   make native-others  one kernel of each family for the other architectures
 #   make native-full    every kernel for all architectures, in build/native-full
+#   make native-same BASE=COMMIT  whether the kernels are still those of COMMIT, instruction for instruction
 # Variables: PYTHON (3.10 or newer), VENV, TORCH (an exact version instead of the one in requirements/cpu.txt),
 # PYTEST_ARGS (added to pytest's command line).
 
@@ -25,7 +26,7 @@ TYPING := build/typing/trtllm_replayssm
 export OMP_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test lint native native-others native-full clean
+.PHONY: demo test lint native native-others native-full native-same clean
 
 demo: $(STAMP)-run
 	$(BIN)/python examples/01_generate.py
@@ -45,6 +46,9 @@ native-others:
 
 native-full:
 	WORKERS=$(WORKERS) .ci/native build/native-full "80;90;100;120"
+
+native-same:
+	WORKERS=$(WORKERS) PYTHON=$(PYTHON) .ci/same-code $(or $(BASE),HEAD)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache
