@@ -43,7 +43,7 @@ class PromptLookup:
         """Sizes as in `speculative.ngram.NGramDrafter`; positions: of a slot; native: by one kernel."""
         self.max_draft_len = max_draft_len
         self.positions = positions
-        self._max_ngram = max_matching_ngram_size
+        self._max_ngram = min(max_matching_ngram_size, positions)  # no text has a longer suffix
         self._native = native
 
     def propose(self, registers: Registers, row: Tensor, port: StepPort, done: Committed) -> None:

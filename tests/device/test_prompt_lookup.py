@@ -8,8 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.device.requests import on_devices
-from trtllm_replayssm.runtime.device.prompt_lookup import lookup
+from tests.device.requests import entry, on_devices
+from trtllm_replayssm.runtime.device.prompt_lookup import PromptLookup, lookup
+from trtllm_replayssm.runtime.device.registers import Registers
+from trtllm_replayssm.runtime.sampling.params import SamplingParams
 from trtllm_replayssm.runtime.speculative.ngram import NGramDrafter
 
 WIDTH = 40  # of the history; what lies behind a text is whatever was there
@@ -51,3 +53,11 @@ def test_drafts_are_those_of_the_host(batch: list[list[int]], max_ngram: int, co
 )
 def test_hand_cases(text: list[int], drafts: tuple[int, ...], device: str) -> None:
     assert device_drafts([text], 3, 3, device) == [drafts] == [host_drafts(text, 3, 3)]
+
+
+@pytest.mark.timeout(20)
+def test_suffixes_longer_than_a_slot_are_not_tried() -> None:
+    made = Registers.allocate(1, 3, WIDTH, torch.device("cpu"))
+    made.enter([entry(0, SamplingParams(), tokens=[1, 2, 1, 2])])
+    PromptLookup(3, 1 << 40, WIDTH).propose(made, torch.tensor([0]), None, None)  # type: ignore[arg-type]  # not read
+    assert made.draft[0].tolist() == [1, 2, 1] and made.draft_count.tolist() == [3, 0]
