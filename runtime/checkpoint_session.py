@@ -37,8 +37,8 @@ def checkpoint_session(
         rank_session, checkpoint.directory, replay, pool, state_cache=state_cache, device=device, debug=debug,
         cuda_graphs=cuda_graphs,
     )  # fmt: skip
-    own, workers = start_ranks(ranks, make, backend="gloo" if device == "cpu" else "nccl")
-    return SharedSession(own, workers, checkpoint.geometry)
+    own, others = start_ranks(ranks, make, backend="gloo" if device == "cpu" else "nccl")
+    return SharedSession(own, others.connections, checkpoint.geometry, others.hang_up)
 
 
 def rank_session(

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
+import shutil
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -24,11 +26,30 @@ MakeSession = Callable[[Ranks], Session]
 """Makes one rank's session; sent to other processes, so it is a function of a module or a partial of one."""
 
 
-def start_ranks(size: int, make: MakeSession, *, backend: str) -> tuple[Session, list[Connection]]:
-    """Start ranks 1..size-1 in processes and rank 0 here -> its session, and a connection to each of the others.
+@dataclass(frozen=True)
+class RankProcesses:
+    """The further ranks. connections: one to each, rank 1 first. folder: where all ranks found each other."""
+
+    connections: list[Connection]
+    folder: Path
+
+    def hang_up(self) -> None:
+        """End them. On a CPU this process may start ranks again; NCCL's communicators cannot be destroyed while
+        recorded graphs hold them, so on GPUs they stay until the process ends.
+        """
+        for connection in self.connections:
+            connection.close()
+        if distributed.is_initialized() and distributed.get_backend() == "gloo":
+            distributed.destroy_process_group()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def start_ranks(size: int, make: MakeSession, *, backend: str) -> tuple[Session, RankProcesses]:
+    """Start ranks 1..size-1 in processes and rank 0 here -> its session, and the others.
 
     backend: of torch.distributed, "nccl" or "gloo". The processes are daemons: they end with this one. Raises
-    ConfigError with what a rank met while it started, and where this process has another such replica.
+    ConfigError with what a rank met while it started, and where this process has another such replica; what rank 0
+    meets itself is raised as it is. No process is left then.
     """
     if distributed.is_initialized():
         raise ConfigError(
@@ -36,19 +57,25 @@ def start_ranks(size: int, make: MakeSession, *, backend: str) -> tuple[Session,
             hint="Let go of the first, or use another process",
         )  # fmt: skip
     context = multiprocessing.get_context("spawn")
-    store = Path(tempfile.mkdtemp(prefix="replayssm-ranks-")) / "store"
-    connections: list[Connection] = []
-    for rank in range(1, size):
-        ours, theirs = context.Pipe()
-        arguments = (TensorParallel(size, rank), str(store), backend, make, theirs)
-        context.Process(target=_run, args=arguments, daemon=True, name=f"rank {rank}").start()
-        theirs.close()  # so that the process's end is seen here
-        connections.append(ours)
-    _join(TensorParallel(size, 0), str(store), backend)
-    session = make(ProcessRanks(TensorParallel(size, 0)))
-    for rank, connection in enumerate(connections, 1):
-        _require_started(rank, connection)
-    return session, connections
+    processes = RankProcesses([], Path(tempfile.mkdtemp(prefix="replayssm-ranks-")))
+    store = str(processes.folder / "store")
+    try:
+        for rank in range(1, size):
+            ours, theirs = context.Pipe()
+            arguments = (TensorParallel(size, rank), store, backend, make, theirs)
+            context.Process(target=_run, args=arguments, daemon=True, name=f"rank {rank}").start()
+            theirs.close()  # so that the process's end is seen here
+            processes.connections.append(ours)
+        for rank, connection in enumerate(processes.connections, 1):
+            _require(rank, connection)  # it runs: only then is it waited for without an end in sight
+        _join(TensorParallel(size, 0), store, backend)
+        session = make(ProcessRanks(TensorParallel(size, 0)))
+        for rank, connection in enumerate(processes.connections, 1):
+            _require(rank, connection)
+    except BaseException:
+        processes.hang_up()
+        raise
+    return session, processes
 
 
 def serve(session: Session, connection: Connection) -> None:
@@ -71,6 +98,7 @@ def serve(session: Session, connection: Connection) -> None:
 
 
 def _run(parallel: TensorParallel, store: str, backend: str, make: MakeSession, connection: Connection) -> None:
+    connection.send((None, None))
     try:
         _join(parallel, store, backend)
         session = make(ProcessRanks(parallel))
@@ -91,10 +119,11 @@ def _join(parallel: TensorParallel, store: str, backend: str) -> None:
     )
 
 
-def _require_started(rank: int, connection: Connection) -> None:
+def _require(rank: int, connection: Connection) -> None:
+    """Wait until the rank says that it got so far."""
     try:
         error, _ = connection.recv()
-    except EOFError:
-        error = "its process ended"
+    except (EOFError, OSError):
+        error = "its process ended (a script that starts ranks needs `if __name__ == \"__main__\":` around its calls)"
     if error is not None:
         raise ConfigError("LLM", f"tensor_parallel_size (rank {rank})", expected="a rank that starts", got=error)

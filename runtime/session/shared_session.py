@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
-from torch import distributed
-
 from trtllm_replayssm.config import PoolConfig, ReplayConfig
 from trtllm_replayssm.errors import ContractError, InvariantError
 from trtllm_replayssm.runtime.session.base import (
@@ -60,14 +58,18 @@ class SharedSession:
     after each call, so that a rank that fails is noticed. An error that all ranks raise alike is raised here.
     """
 
-    def __init__(self, own: Session, workers: Sequence[Connection], geometry: ModelGeometry) -> None:
-        """geometry: of the whole model. workers: one connection per further rank, see `rank_process.serve`."""
+    def __init__(
+        self, own: Session, workers: Sequence[Connection], geometry: ModelGeometry, hang_up: Callable[[], None]
+    ) -> None:
+        """geometry: of the whole model. workers: one connection per further rank, see `rank_process.serve`; hang_up:
+        ends them.
+        """
         self.geometry = geometry
         self.replay: ReplayConfig = own.replay
         self.pool: PoolConfig = own.pool
         self._own = own
         self._workers = list(workers)
-        self._closer = weakref.finalize(self, _hang_up, list(workers))
+        self._closer = weakref.finalize(self, hang_up)
 
     def close(self) -> None:
         """End the other ranks' processes; also done when the last reference goes. Nothing may be called after it."""
@@ -121,10 +123,15 @@ class SharedSession:
             if not rank.isdigit() or int(rank) >= ranks:
                 raise ContractError("load_snapshot", name, expected=f"a name of one of {ranks} ranks", got=name)
             parts[int(rank)][own] = array
-        loaded = self._all(
+        replies = self._ask(
             "load_snapshot", lambda rank: (position, parts[rank]), lambda _: {"prompt_done": prompt_done}
         )
-        return SharedSnapshot(tuple(loaded))
+        for number, (met, _) in enumerate(replies):  # nothing has moved, so one rank may refuse what others take
+            if isinstance(met, Exception):
+                raise met
+            if met is not None:
+                raise ContractError("load_snapshot", f"arrays of rank {number}", expected="a state that fits", got=met)
+        return SharedSnapshot(tuple(answer for _, answer in replies))
 
     def cursors(self, slot: int) -> SlotCursors:
         """See `Session.cursors`: they are the same on every rank."""
@@ -171,41 +178,49 @@ class SharedSession:
         wanted: bool = True,
     ) -> list[Any]:
         """Run a call on every rank with the rank's own arguments -> their answers, those of others if `wanted`."""
-        for rank, worker in enumerate(self._workers, 1):
-            worker.send((method, arguments(rank), keywords(rank), wanted))
-        failure: Exception | None = None
-        answers: list[Any] = []
-        try:
-            answers.append(getattr(self._own, method)(*arguments(0), **keywords(0)))
-        except Exception as error:
-            failure = error
-        for rank, worker in enumerate(self._workers, 1):
-            answers.append(self._answer(method, rank, worker, failure))
-        if failure is not None:
+        (failure, own), *replies = self._ask(method, arguments, keywords, wanted=wanted)
+        for rank, (met, _) in enumerate(replies, 1):
+            if (met is None) != (failure is None):
+                raise InvariantError(
+                    method, f"rank {rank}", expected=f"what rank 0 met: {failure or 'no error'}",
+                    got=met or "no error", hint="The ranks no longer agree: restart the replica",
+                )  # fmt: skip
+        if isinstance(failure, Exception):
             raise failure
-        return answers
+        return [own, *(answer for _, answer in replies)]
 
-    def _answer(self, method: str, rank: int, worker: Connection, failure: Exception | None) -> Any:
+    def _ask(
+        self,
+        method: str,
+        arguments: Callable[[int], tuple[Any, ...]],
+        keywords: Callable[[int], dict[str, Any]],
+        *,
+        wanted: bool = True,
+    ) -> list[tuple[Exception | str | None, Any]]:
+        """Run a call on every rank -> what each met (of other ranks as text) and answered.
+
+        Every answer is read whatever the others are, so that none is taken for that of a later call.
+        """
+        for rank, worker in enumerate(self._workers, 1):
+            try:
+                worker.send((method, arguments(rank), keywords(rank), wanted))
+            except OSError as gone:
+                raise _ended(method, rank) from gone
+        replies: list[tuple[Exception | str | None, Any]] = []
         try:
-            error, answer = worker.recv()
-        except (EOFError, OSError) as gone:
-            raise InvariantError(method, f"rank {rank}", expected="an answer", got="its process has ended") from gone
-        if (error is None) != (failure is None):
-            raise InvariantError(
-                method, f"rank {rank}", expected=f"what rank 0 met: {failure or 'no error'}", got=error or "no error",
-                hint="The ranks no longer agree: restart the replica",
-            ) from failure  # fmt: skip
-        return answer
+            replies.append((None, getattr(self._own, method)(*arguments(0), **keywords(0))))
+        except Exception as error:
+            replies.append((error, None))
+        for rank, worker in enumerate(self._workers, 1):
+            try:
+                replies.append(worker.recv())
+            except (EOFError, OSError) as gone:
+                raise _ended(method, rank) from gone
+        return replies
 
 
-def _hang_up(workers: list[Connection]) -> None:
-    """The processes of the other ranks end. On a CPU this one may start ranks again; NCCL's communicators cannot be
-    destroyed while recorded graphs hold them, so on GPUs they stay until the process ends.
-    """
-    for worker in workers:
-        worker.close()
-    if distributed.is_initialized() and distributed.get_backend() == "gloo":
-        distributed.destroy_process_group()
+def _ended(method: str, rank: int) -> InvariantError:
+    return InvariantError(method, f"rank {rank}", expected="an answer", got="its process has ended")
 
 
 def _shared(snapshot: SlotSnapshot) -> SharedSnapshot:

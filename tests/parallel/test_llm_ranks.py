@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import distributed
 
 from tests.paths import ROOT
 from tests.session.sessions import reference
 from trtllm_replayssm import LLM, NGramDecodingConfig, SamplingParams
-from trtllm_replayssm.errors import ConfigError
+from trtllm_replayssm.config import PoolConfig, ReplayConfig
+from trtllm_replayssm.errors import ConfigError, ContractError
+from trtllm_replayssm.runtime.checkpoint_session import checkpoint_session
+from trtllm_replayssm.weights.checkpoint import Checkpoint
 
 pytestmark = pytest.mark.timeout(240)
 MODEL = ROOT / "tests" / "checkpoints" / "qwen-dense"
@@ -30,3 +38,27 @@ def test_llm_writes_the_same_text_on_two_ranks() -> None:
 def test_sizes_that_cannot_be_shared_are_refused_before_a_process_starts() -> None:
     with pytest.raises(ConfigError, match="tensor parallel"):
         LLM(MODEL, tensor_parallel_size=5, max_batch_size=1, max_seq_len=32)
+
+
+def test_a_replica_that_could_not_start_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    for _ in range(2):  # the second try is not told that there is a replica already
+        with pytest.raises(ContractError, match="state_cache"):
+            checkpoint_session(
+                Checkpoint.open(MODEL), ReplayConfig(), PoolConfig(slots=1, max_seq_len=32), state_cache="none",
+                device="cpu", cuda_graphs=None, debug=False, ranks=2,
+            )  # fmt: skip
+    assert not distributed.is_initialized() and not list(tmp_path.glob("replayssm-ranks-*"))
+
+
+def test_a_script_that_starts_itself_again_in_each_rank_is_told_so(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        f"from trtllm_replayssm import LLM\nLLM({str(MODEL)!r}, tensor_parallel_size=2, max_seq_len=32)\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, script], env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
+        timeout=120, check=False,
+    )  # fmt: skip
+    assert ended.returncode != 0 and "__main__" in ended.stderr.splitlines()[-1], ended.stderr

@@ -1,0 +1,96 @@
+"""Calls to ranks that fail: whoever met an error, the ranks stay in step, and the message says which one it was."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+
+import pytest
+
+from tests.runtime.fake_session import STATE_BYTES, FakeSession, hash_model
+from trtllm_replayssm.errors import CapacityError, ContractError, InvariantError
+from trtllm_replayssm.runtime.session.base import PrefillChunk, RawArray
+from trtllm_replayssm.runtime.session.rank_process import serve
+from trtllm_replayssm.runtime.session.shared_session import SharedSession
+
+MODEL = hash_model(24)
+
+
+@contextmanager
+def ranks(count: int) -> Iterator[tuple[SharedSession, list[FakeSession], list[Connection]]]:
+    """A session over `count` ranks whose further ones are threads -> it, every rank's own, and the threads' ends."""
+    own = [FakeSession(MODEL, slots=2) for _ in range(count)]
+    pipes = [Pipe() for _ in own[1:]]
+    threads = [
+        threading.Thread(target=serve, args=(session, theirs), daemon=True)
+        for session, (_, theirs) in zip(own[1:], pipes, strict=True)
+    ]
+    for thread in threads:
+        thread.start()
+    ours = [end for end, _ in pipes]
+
+    def hang_up() -> None:
+        for end in ours:
+            end.close()
+
+    shared = SharedSession(own[0], ours, own[0].geometry, hang_up)
+    try:
+        yield shared, own, [theirs for _, theirs in pipes]
+    finally:
+        shared.close()
+        for thread in threads:
+            thread.join(10)
+            assert not thread.is_alive(), "a rank ends when it is hung up on"
+
+
+def snapshot_of(shared: SharedSession) -> tuple[int, dict[str, RawArray]]:
+    slot = shared.allocate(3)
+    shared.prefill([PrefillChunk(slot, [1, 2, 3], True)])
+    return 3, shared.save(slot).arrays()
+
+
+def damaged(arrays: Mapping[str, RawArray], rank: int) -> dict[str, RawArray]:
+    kind, shape, data = arrays[f"{rank}/cursors"]
+    return {**arrays, f"{rank}/cursors": (kind, shape, data[:-1] + b"\1")}
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_a_state_that_one_rank_refuses_is_refused_and_the_ranks_go_on(rank: int) -> None:
+    with ranks(3) as (shared, own, _):
+        position, arrays = snapshot_of(shared)
+        assert shared.load_snapshot(position, arrays, prompt_done=True).position == 3
+        with pytest.raises(ContractError, match="load_snapshot"):
+            shared.load_snapshot(position, damaged(arrays, rank), prompt_done=True)
+        assert shared.allocate(5) == 1
+        assert [sorted(session.live) for session in own] == [[0, 1]] * 3
+
+
+def test_an_error_that_all_ranks_meet_is_one_error() -> None:
+    with ranks(3) as (shared, own, _):
+        assert [shared.allocate(1), shared.allocate(2)] == [0, 1]
+        with pytest.raises(CapacityError, match="at most 2"):
+            shared.allocate(3)
+        shared.free(0)
+        assert [sorted(session.live) for session in own] == [[1]] * 3
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_a_rank_that_alone_meets_an_error_is_named_and_every_answer_is_read(rank: int) -> None:
+    with ranks(3) as (shared, own, _):
+        own[rank].allocate(9)
+        own[rank].allocate(9)
+        with pytest.raises(InvariantError, match=rf"rank {max(rank, 1)}.*restart the replica"):
+            shared.allocate(1)
+        shared.check_integrity()
+        assert shared.save(0).nbytes == 3 * STATE_BYTES, "answers of this call, none left from the call before"
+
+
+def test_a_rank_that_is_gone_is_named_whether_it_hears_the_call_or_not() -> None:
+    with ranks(3) as (shared, own, ends):
+        own[2].allocate = lambda seed: ends[1].close()  # type: ignore[assignment,method-assign,return-value]
+        for _ in range(2):  # the answer is missing, then nobody listens
+            with pytest.raises(InvariantError, match=r"rank 2.*its process has ended"):
+                shared.allocate(1)
