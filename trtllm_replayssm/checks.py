@@ -1,6 +1,8 @@
-"""Checks that several settings share: one clear error for a value of the wrong type or range."""
+"""Checks that several settings share: one clear error for a value of the wrong type or range, or an unreadable file."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 from trtllm_replayssm.errors import ConfigError
 
@@ -18,6 +20,15 @@ def require_type(operation: str, name: str, value: object, *types: type) -> None
     if not isinstance(value, types):
         names = " or ".join("None" if t is type(None) else t.__name__ for t in types)
         raise ConfigError(operation, name, expected=names, got=f"{type(value).__name__} {value!r}")
+
+
+def read_text(operation: str, name: str, path: str | Path) -> str:
+    """What a text file holds. Raises ConfigError for one that cannot be read or is not UTF-8."""
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "other bytes than UTF-8"
+        raise ConfigError(operation, name, expected="a readable text file", got=f"{path}: {reason}") from error
 
 
 def shown(value: object, most: int = 80) -> str:

@@ -51,12 +51,13 @@ def write_results(path: Path, kind: str, meta: dict[str, Any], rows: Sequence[di
     os.replace(part, path)
 
 
-def read_results(path: Path) -> dict[str, Any]:
-    """A result file of any kind. Raises ConfigError when it is none."""
+def read_results(path: Path, *kinds: str) -> dict[str, Any]:
+    """A result file of one of these kinds, of any when none is named. Raises ConfigError when it is none."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ConfigError("eval", str(path), expected="a result file", got=f"no JSON ({error})") from error
-    if not isinstance(data, dict) or data.get("what") not in KINDS:
-        raise ConfigError("eval", str(path), expected=f"a result file of kind {', '.join(KINDS)}", got="another file")
+    wanted = kinds or KINDS
+    if not isinstance(data, dict) or data.get("what") not in wanted:
+        raise ConfigError("eval", str(path), expected=f"a result file of kind {', '.join(wanted)}", got="another file")
     return data

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from trtllm_replayssm.checks import read_text
 from trtllm_replayssm.errors import ConfigError
 from trtllm_replayssm.runtime.text.tokenizer import Tokenizer
 
@@ -32,11 +33,12 @@ class Stream:
 def text_streams(tokenizer: Tokenizer, files: Sequence[Path], seeds: Sequence[int], tokens: int) -> list[Stream]:
     """A stream of `tokens` tokens from the start of each file, for each seed. A shorter text is repeated.
 
-    The name of a stream is the file's without folder and suffix. Raises ConfigError for an empty file.
+    The name of a stream is the file's without folder and suffix. Raises ConfigError for a file that is empty or
+    cannot be read.
     """
     streams = []
     for path in files:
-        ids = list(tokenizer.encode(path.read_text(encoding="utf-8"), add_special_tokens=False))
+        ids = list(tokenizer.encode(read_text("eval", "--text", path), add_special_tokens=False))
         if not ids:
             raise ConfigError("eval", "--text", expected="a file with text", got=f"{path}: no tokens")
         repeated = tuple((ids * (-(-tokens // len(ids))))[:tokens])

@@ -12,6 +12,9 @@ from trtllm_replayssm.cli import main
 
 QWEN = str(EXAMPLES / "qwen3_5-tiny-nvfp4")
 SMALL = str(ROOT / "tests" / "checkpoints" / "qwen-moe")
+PRESET = "nemotron-3-nano-4b"
+TEXT = str(ROOT / "LICENSE")
+WINDOWS = str(ROOT / "benchmarks" / "results" / "eval_windows.json")
 
 
 def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
@@ -36,6 +39,12 @@ def test_generate_json_is_the_same_drafted_or_not(capsys: pytest.CaptureFixture[
     assert drafted["requests"][0]["choices"][0]["token_ids"] == plain["requests"][0]["choices"][0]["token_ids"]
     assert plain["stats"]["mean_acceptance_length"] == 1.0
     assert drafted["stats"]["mean_acceptance_length"] > 1.0
+
+
+def test_generate_takes_every_activation_type(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ("generate", QWEN, "--prompt", "The history of the", "--max-tokens", "6", "--device", "cpu", "--dtype")
+    texts = {dtype: run(capsys, *command, dtype)[1] for dtype in ("auto", "float32", "bfloat16", "float16")}
+    assert len(set(texts.values())) == 1 and "Russian" in texts["auto"]
 
 
 def test_generate_with_a_seed_is_reproducible_and_choices_differ(capsys: pytest.CaptureFixture[str]) -> None:
@@ -83,6 +92,27 @@ def test_quantize_writes_a_checkpoint_that_generates(capsys: pytest.CaptureFixtu
         (("inspect", "no-such-preset"), "no-such-preset"),
         (("inspect", QWEN, "--window", "0"), "window"),
         (("quantize", QWEN, str(ROOT)), str(ROOT)),
+        (("generate", QWEN, "--prompt-file", "/bin/sh"), "UTF-8"),
+        (("generate", QWEN, "--prompt", "x", "--device", "tpu"), "device"),
+        (("inspect", PRESET, "--accepted", "0"), "mean_accepted"),
+        (("plan", PRESET, "--gpu-memory", "nan"), "--gpu-memory"),
+        (("plan", PRESET, "--gpu-memory", "inf"), "--gpu-memory"),
+        (("plan", PRESET, "--gpu-memory", "-1"), "--gpu-memory"),
+        (("plan", PRESET, "--gpu-memory", "80", "--max-num-tokens", "-5"), "--max-num-tokens"),
+        (("plan", PRESET, "--gpu-memory", "80", "--max-batch-size", "0"), "--max-batch-size"),
+        (("bench", "kernel", "--list", "--rounds", "0"), "--rounds"),
+        (("bench", "step", SMALL, "--device", "cpu", "--rounds", "0"), "rounds"),
+        (("bench", "throughput", QWEN, "--dataset", "x", "--num-requests", "-1"), "--num-requests"),
+        (("bench", "throughput", QWEN, "--dataset", "x", "--warmup", "-1"), "--warmup"),
+        (("bench", "throughput", QWEN, "--dataset", "x", "--noise", "nan"), "--noise"),
+        (("eval", "decays", QWEN, "--text", TEXT, "--json", "x", "--tokens", "0"), "--tokens"),
+        (("eval", "decays", QWEN, "--text", TEXT, "--json", "x", "--prompt", "0"), "--prompt"),
+        (("eval", "decays", QWEN, "--text", "/bin/sh", "--json", "x"), "UTF-8"),
+        (("eval", "tasks", QWEN, "--text", TEXT, "--json", "x", "--examples", "0"), "--examples"),
+        (("eval", "skip", QWEN, "--text", TEXT, "--json", "x", "--records", "x"), "--records"),
+        (("eval", "drift", WINDOWS, WINDOWS, "--json", "x"), "kind kl"),
+        (("chat", "http://127.0.0.1:99999"), "65535"),
+        (("chat", "http://[::1"), "url"),
     ],
 )
 def test_errors_are_one_line_and_exit_code_1(

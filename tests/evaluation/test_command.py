@@ -45,10 +45,10 @@ def test_kl_measures_and_drift_compares(tmp_path: Path, capsys: pytest.CaptureFi
     "options,message",
     [
         (["kl", "--up-to", "300"], "256 times a power of two"),
-        (["kl", "--seeds", "1,x"], "integers, comma separated"),
+        (["kl", "--seeds", "1,x"], "integers of at least 0, comma separated"),
         (["kl", "--configurations", "shared-fp8"], "FORMATS-LWINDOW"),
         (["kl", "--device", "cuda:99"], "device"),
-        (["tasks", "--lengths", ""], "integers, comma separated"),
+        (["tasks", "--lengths", ""], "integers of at least 0, comma separated"),
     ],
 )
 def test_wrong_options_are_one_line(

@@ -12,6 +12,7 @@ from typing import IO, Any
 import trtllm_replayssm.cli.bench_step as bench_step
 import trtllm_replayssm.cli.bench_throughput as bench_throughput
 from trtllm_replayssm.bench.cases import KernelCase, Operation, kernel_cases, kernel_shapes, suites
+from trtllm_replayssm.checks import require_positive
 from trtllm_replayssm.errors import ConfigError
 
 
@@ -48,6 +49,7 @@ def add_command(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """List or measure; 1 when a gate was red."""
+    require_positive("bench kernel", "--rounds", arguments.rounds)
     cases = select(arguments)
     if arguments.list:
         for case in cases:

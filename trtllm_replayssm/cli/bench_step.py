@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 from pathlib import Path
 from typing import IO, Any
 
-from trtllm_replayssm.cli.options import add_replay_options, replay_config
+from trtllm_replayssm.cli.options import ACTIVATIONS, add_replay_options, replay_config
+from trtllm_replayssm.cli.values import integers, layer_range
 from trtllm_replayssm.dtypes import ActivationDtype
-from trtllm_replayssm.errors import ConfigError
 from trtllm_replayssm.weights.presets import preset_names
 
 _DESCRIPTION = """Times whole decode steps (T = 1) and verify steps by replay of one CUDA graph each: forward pass,
@@ -45,7 +44,7 @@ def add_command(kinds: Any) -> None:
     step.add_argument(
         "--breakdown", default="256", metavar="ROWS", help="profile these batches by kernel, comma separated, or none"
     )
-    step.add_argument("--activation", choices=[d.value for d in ActivationDtype], default="bfloat16")
+    step.add_argument("--activation", choices=ACTIVATIONS, default="bfloat16")
     step.add_argument("--device", default="cuda")
     step.add_argument("--json", type=Path, metavar="FILE", help="also write one JSON object a line")
     step.add_argument("--png", type=Path, metavar="FILE", help="draw the breakdown")
@@ -100,9 +99,11 @@ def _measure(arguments: argparse.Namespace, lines: IO[str] | None) -> list[dict[
     device = usable_device(arguments.device)
     machine = describe(device)
     ceilings = Ceilings(copy_bandwidth(device), product_rate(device))
-    model = step_model(arguments.model, _layers(arguments.layers), ActivationDtype(arguments.activation), device)
+    layers = layer_range("bench step", arguments.layers)
+    model = step_model(arguments.model, layers, ActivationDtype(arguments.activation), device)
     schedule = Schedule(warm_up=arguments.window, block=arguments.window, rounds=arguments.rounds)
-    profiled = set() if arguments.breakdown == "none" else set(_numbers("breakdown", arguments.breakdown))
+    named = arguments.breakdown
+    profiled = set() if named == "none" else set(integers("bench step", "--breakdown", named))
     measured = {
         "copy_TBs": round(ceilings.bandwidth * 1e-12, 3), "product_TFLOPs": round(ceilings.products * 1e-12, 1)
     }  # fmt: skip
@@ -131,10 +132,11 @@ def _cases(arguments: argparse.Namespace, model: Any, schedule: Any) -> list[Any
     from trtllm_replayssm.bench.step.largest import largest_rows, rows_that_fit
 
     cases, largest = [], []
-    tokens = _numbers("tokens", arguments.tokens)
+    tokens = integers("bench step", "--tokens", arguments.tokens)
     for count in tokens:
         several = count > 1 and arguments.verify_batch is not None
-        batches = _numbers("verify-batch", arguments.verify_batch) if several else _numbers("batch", arguments.batch)
+        flag, text = ("--verify-batch", arguments.verify_batch) if several else ("--batch", arguments.batch)
+        batches = integers("bench step", flag, text)
         accepted = 1.0 if count == 1 else min(arguments.forced_acceptance, float(count))
         for cache in arguments.state_cache.split(","):
             shared = {
@@ -152,17 +154,3 @@ def _cases(arguments: argparse.Namespace, model: Any, schedule: Any) -> list[Any
                 largest.append(StepCase(rows=rows, role=LARGEST, **shared))
     return cases + largest
 
-
-def _numbers(option: str, text: str) -> list[int]:
-    if not re.fullmatch(r"[1-9]\d*(,[1-9]\d*)*", text):
-        raise ConfigError("bench step", f"--{option}", expected="positive integers, comma separated", got=repr(text))
-    return [int(number) for number in text.split(",")]
-
-
-def _layers(text: str | None) -> tuple[int, int] | None:
-    if text is None:
-        return None
-    match = re.fullmatch(r"(\d+)-(\d+)", text)
-    if match is None:
-        raise ConfigError("bench step", "layers", expected='FIRST-LAST, such as "0-7"', got=repr(text))
-    return int(match[1]), int(match[2])

@@ -7,7 +7,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from trtllm_replayssm.checks import require_positive
 from trtllm_replayssm.cli.options import add_drafter_options, add_replay_options, replay_config, speculative_config
+from trtllm_replayssm.errors import ConfigError
 
 _NOISE = {"float32": 5e-3, "bfloat16": 0.125, "float16": 0.02}  # logits; see docs/serving.md
 _DESCRIPTION = """Runs a file of requests (one JSON object a line: task_id, prompt or input_ids, output_tokens) greedily
@@ -45,6 +47,12 @@ def run(arguments: argparse.Namespace) -> int:
     from trtllm_replayssm.bench.throughput.run import ThroughputSetup, measure
     from trtllm_replayssm.runtime.session.device import usable_device
 
+    if arguments.num_requests is not None:
+        require_positive("bench throughput", "--num-requests", arguments.num_requests)
+    noise = _NOISE[arguments.dtype] if arguments.noise is None else arguments.noise
+    for flag, value in (("--warmup", arguments.warmup), ("--noise", noise)):
+        if not value >= 0:
+            raise ConfigError("bench throughput", flag, expected="0 or more", got=value)
     requests = read_dataset(arguments.dataset, arguments.num_requests)
     speculative = speculative_config(arguments)
     setup = ThroughputSetup(
@@ -57,7 +65,6 @@ def run(arguments: argparse.Namespace) -> int:
         concurrency=arguments.concurrency or arguments.max_batch_size, request_rate=arguments.request_rate,
         seed=arguments.seed,
     )  # fmt: skip
-    noise = _NOISE[arguments.dtype] if arguments.noise is None else arguments.noise
     report = {**measure(setup, requests, traffic, noise), "machine": describe(usable_device(arguments.device))}
     if arguments.report_json is not None:
         arguments.report_json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import signal
 import sys
 import threading
@@ -16,7 +15,8 @@ from typing import Any
 
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from trtllm_replayssm.cli.options import add_replay_options, replay_config
+from trtllm_replayssm.cli.options import ACTIVATIONS, add_replay_options, replay_config
+from trtllm_replayssm.cli.values import layer_range
 from trtllm_replayssm.dtypes import ActivationDtype
 from trtllm_replayssm.errors import ConfigError
 from trtllm_replayssm.weights.presets import preset_names
@@ -51,7 +51,7 @@ def add_command(commands: Any) -> None:
     target.add_argument("--weights", choices=["checkpoint", "bf16"], default="checkpoint",
                         help="as stored, or dequantised for GPUs without FP4 or FP8")  # fmt: skip
     target.add_argument("--quantize", choices=["dense-nvfp4"], help="quantise dense linear layers as they are built")
-    target.add_argument("--activation", choices=[d.value for d in ActivationDtype], default="bfloat16")
+    target.add_argument("--activation", choices=ACTIVATIONS, default="bfloat16")
     target.add_argument("--tp-size", type=int, default=1, help="GPUs that share the model")
     target.add_argument("--tp-rank", type=int, default=0)
     limits = parser.add_argument_group("limits")
@@ -159,12 +159,6 @@ def _source(arguments: argparse.Namespace, options: Any) -> AbstractContextManag
         raise ConfigError(
             "build", "preset", expected="--random-weights beside it: a preset is a geometry without weights", got="none"
         )
-    layers = None if arguments.layers is None else _layers(arguments.layers)
+    layers = layer_range("build", arguments.layers)
     return nullcontext(random_source(arguments.preset, options, layers=layers, mtp=not arguments.no_mtp))
 
-
-def _layers(text: str) -> tuple[int, int]:
-    match = re.fullmatch(r"(\d+)-(\d+)", text)
-    if match is None:
-        raise ConfigError("build", "layers", expected='FIRST-LAST, such as "0-3"', got=text)
-    return int(match[1]), int(match[2])

@@ -28,12 +28,16 @@ class RemoteBackend:
 
     def __init__(self, url: str, api_key: str | None, model: str | None, settings: Mapping[str, Any]) -> None:
         """settings: fields of the request. Raises ConfigError for a URL that is none, RequestError from the server."""
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        try:
+            parts = urlsplit(url)
+            host, port = parts.hostname, parts.port
+        except ValueError as error:  # a port beyond 65535, half an IPv6 address
+            raise ConfigError("chat", "url", expected="http://host:port", got=f"{url} ({error})") from error
+        if parts.scheme not in ("http", "https") or not host:
             raise ConfigError("chat", "url", expected="http://host:port", got=url)
         self._url = url
         self._secure = parts.scheme == "https"
-        self._host, self._port = parts.hostname, parts.port
+        self._host, self._port = host, port
         self._base = parts.path.rstrip("/").removesuffix("/v1")
         self._headers = {"Content-Type": "application/json"}
         if api_key is not None:

@@ -9,7 +9,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from trtllm_replayssm.checks import require_positive
 from trtllm_replayssm.cli.evaluate_skip import add_skip
+from trtllm_replayssm.cli.options import ACTIVATIONS
+from trtllm_replayssm.cli.values import integers
 from trtllm_replayssm.dtypes import ActivationDtype
 from trtllm_replayssm.errors import ConfigError
 
@@ -102,7 +105,7 @@ def _add_text_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--text", type=Path, nargs="+", required=True, metavar="FILE", help="texts, a row each")
     parser.add_argument("--prompt", type=int, default=64, help="tokens of the prompt (default 64; the paper: 512)")
     parser.add_argument("--device", default="cpu", help="cpu (default) or cuda")
-    parser.add_argument("--dtype", choices=[d.value for d in ActivationDtype], default="float32")
+    parser.add_argument("--dtype", choices=ACTIVATIONS, default="float32")
     parser.add_argument("--json", type=Path, required=True, metavar="FILE", help="the result file")
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
 
@@ -121,7 +124,7 @@ def run_kl(arguments: argparse.Namespace) -> int:
         lengths.append(2 * lengths[-1])
     if lengths[-1] != arguments.up_to:
         raise ConfigError("eval kl", "--up-to", expected="256 times a power of two", got=arguments.up_to)
-    seeds = _integers("--seeds", arguments.seeds)
+    seeds = integers("eval kl", "--seeds", arguments.seeds, least=0)
     named = arguments.configurations.split(",")
     configurations = [parse_configuration(name, arguments.step_tokens) for name in named]
     model, streams = _open(arguments, seeds, arguments.prompt + lengths[-1] + 1)
@@ -147,6 +150,7 @@ def run_decays(arguments: argparse.Namespace) -> int:
     from trtllm_replayssm.runtime.evaluation.decays import describe_decays, measure_decays
     from trtllm_replayssm.runtime.evaluation.results import describe_run, machine, write_results
 
+    require_positive("eval decays", "--tokens", arguments.tokens)
     model, streams = _open(arguments, [1], arguments.prompt + arguments.tokens + 8)
     with _progress(arguments.quiet) as report:
         done = 0
@@ -171,7 +175,8 @@ def run_tasks(arguments: argparse.Namespace) -> int:
     from trtllm_replayssm.runtime.evaluation.results import describe_run, machine, write_results
     from trtllm_replayssm.runtime.evaluation.tasks import run_task_grid
 
-    lengths = _integers("--lengths", arguments.lengths)
+    require_positive("eval tasks", "--examples", arguments.examples)
+    lengths = integers("eval tasks", "--lengths", arguments.lengths, least=0)
     configurations = [parse_configuration(name, 16) for name in arguments.configurations.split(",")]
     model, streams = _open(arguments, [1], arguments.prompt + max(lengths) + 1)
     tokenizer = _tokenizer(arguments)
@@ -195,7 +200,7 @@ def run_drift(arguments: argparse.Namespace) -> int:
     from trtllm_replayssm.runtime.evaluation.drift import compare
     from trtllm_replayssm.runtime.evaluation.results import read_results, write_results
 
-    kl, decays = read_results(arguments.kl), read_results(arguments.decays)
+    kl, decays = read_results(arguments.kl, "kl"), read_results(arguments.decays, "decays")
     if kl["meta"]["checkpoint"] != decays["meta"]["checkpoint"]:
         raise ConfigError(
             "eval drift", "decays", expected=f"of {kl['meta']['checkpoint']}", got=decays["meta"]["checkpoint"]
@@ -224,7 +229,7 @@ def run_windows(arguments: argparse.Namespace) -> int:
         raise ConfigError("eval windows", "--shapes", expected=f"of {', '.join(kernel_shapes())}", got=unknown)
     rows: list[dict[str, Any]] = []
     for name in names:
-        for tokens in _integers("--tokens", arguments.tokens):
+        for tokens in integers("eval windows", "--tokens", arguments.tokens):
             rows += adaptive_rows(name, kernel_shapes()[name], tokens)
         rows += skip_rows(name, kernel_shapes()[name])
     write_results(arguments.json, "windows", {"checkpoint": "layer shapes of public models"}, rows)
@@ -257,13 +262,6 @@ def run_table(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _integers(option: str, given: str) -> list[int]:
-    parts = given.split(",")
-    if not all(part.isdecimal() for part in parts):
-        raise ConfigError("eval", option, expected="integers, comma separated", got=repr(given))
-    return [int(part) for part in parts]
-
-
 def _tokenizer(arguments: argparse.Namespace) -> Any:
     from trtllm_replayssm.runtime.text.tokenizer import load_tokenizer
 
@@ -275,6 +273,7 @@ def _open(arguments: argparse.Namespace, seeds: list[int], tokens: int) -> tuple
     from trtllm_replayssm.runtime.evaluation.streams import text_streams
     from trtllm_replayssm.weights.checkpoint import Checkpoint
 
+    require_positive("eval", "--prompt", arguments.prompt)
     checkpoint = Checkpoint.open(arguments.model)
     model = Model.load(checkpoint, device=arguments.device, activation=ActivationDtype(arguments.dtype))
     return model, text_streams(_tokenizer(arguments), arguments.text, seeds, tokens)

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from trtllm_replayssm.cli.values import integers
 from trtllm_replayssm.errors import ConfigError
 
 PROMPT = 64
@@ -45,11 +46,12 @@ def run_skip(arguments: argparse.Namespace) -> int:
 
     if arguments.shape not in kernel_shapes():
         raise ConfigError("eval skip", "--shape", expected=f"of {', '.join(kernel_shapes())}", got=arguments.shape)
+    records = integers("eval skip", "--records", arguments.records, least=0)
     model = Model.load(Checkpoint.open(arguments.model), device="cuda", activation=ActivationDtype.BFLOAT16)
     streams = text_streams(load_tokenizer(arguments.model), arguments.text, [1], PROMPT + TOKENS + 8)
     grid = Grid(
         shape_name=arguments.shape, shape=kernel_shapes()[arguments.shape], batch=arguments.batch,
-        window=arguments.window, records=[int(h) for h in arguments.records.split(",")], repeats=arguments.repeats,
+        window=arguments.window, records=records, repeats=arguments.repeats,
     )  # fmt: skip
     rows = skip_grid(model, streams, PROMPT, TOKENS, grid)
     if arguments.counters:

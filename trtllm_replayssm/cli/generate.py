@@ -6,10 +6,16 @@ import argparse
 import json
 import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trtllm_replayssm.cli.options import add_drafter_options, add_replay_options, replay_config, speculative_config
+from trtllm_replayssm.checks import read_text
+from trtllm_replayssm.cli.options import (
+    ACTIVATIONS,
+    add_drafter_options,
+    add_replay_options,
+    replay_config,
+    speculative_config,
+)
 
 if TYPE_CHECKING:
     from trtllm_replayssm.runtime.llm import LLM, CompletionOutput, RequestOutput
@@ -45,6 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
     with LLM(
         arguments.model,
         dtype=arguments.dtype,
+        device=arguments.device,
         max_batch_size=arguments.max_batch_size,
         max_seq_len=arguments.max_seq_len,
         speculative_config=speculative,
@@ -89,15 +96,16 @@ def _add_engine(parser: argparse.ArgumentParser) -> None:
         "--state-cache", choices=["replay", "conventional"], default="replay",
         help="conventional: read and write every state at every token, for comparison",
     )  # fmt: skip
-    group.add_argument("--dtype", choices=["auto", "float32", "bfloat16"], default="auto", help="of activations")
-    group.add_argument("--max-batch-size", type=int, help="sequences at once (default 8)")
+    group.add_argument("--dtype", choices=["auto", *ACTIVATIONS], default="auto", help="of activations")
+    group.add_argument("--device", default="cpu", help="cpu (default) or cuda")
+    group.add_argument("--max-batch-size", type=int, help="sequences at once (default 8, or what a GPU holds)")
     group.add_argument("--max-seq-len", type=int, help="prompt and output tokens of one sequence")
 
 
 def _prompts(arguments: argparse.Namespace) -> list[str]:
     prompts = list(arguments.prompt)
     if arguments.prompt_file is not None:
-        prompts.append(Path(arguments.prompt_file).read_text(encoding="utf-8"))
+        prompts.append(read_text("generate", "prompt_file", arguments.prompt_file))
     return prompts or [sys.stdin.read()]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trtllm_replayssm.builders.inspect_bundle import is_bundle, summarise_bundle
-from trtllm_replayssm.cli.options import add_replay_options, replay_config
+from trtllm_replayssm.cli.options import ACTIVATIONS, add_replay_options, replay_config
 from trtllm_replayssm.config import PoolConfig, ReplayConfig
 from trtllm_replayssm.dtypes import ActivationDtype, StateFormat
 from trtllm_replayssm.shapes import ModelGeometry
@@ -33,7 +33,7 @@ def add_command(commands: Any) -> None:
     parser.add_argument("--step-tokens", type=int, default=1, metavar="T", help="tokens of a step (1: plain decoding)")
     parser.add_argument("--accepted", type=float, help="mean tokens committed by a step (default: all)")
     parser.add_argument("--max-seq-len", type=int, default=8192, help="positions of a slot's KV cache (default 8192)")
-    parser.add_argument("--activation", choices=[d.value for d in ActivationDtype], default="bfloat16")
+    parser.add_argument("--activation", choices=ACTIVATIONS, default="bfloat16")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     add_replay_options(parser)
     parser.set_defaults(run=run)

@@ -6,11 +6,12 @@ import argparse
 from typing import TYPE_CHECKING
 
 from trtllm_replayssm.config import ReplayConfig
-from trtllm_replayssm.dtypes import Rounding, StateFormat
+from trtllm_replayssm.dtypes import ActivationDtype, Rounding, StateFormat
 
 if TYPE_CHECKING:
     from trtllm_replayssm.runtime.options import SpeculativeConfig
 
+ACTIVATIONS = [dtype.value for dtype in ActivationDtype]
 _FORMATS = [fmt.value for fmt in StateFormat]
 
 

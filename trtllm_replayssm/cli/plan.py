@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from pathlib import Path
 from typing import Any
 
-from trtllm_replayssm.cli.options import add_replay_options, replay_config
+from trtllm_replayssm.checks import require_positive
+from trtllm_replayssm.cli.options import ACTIVATIONS, add_replay_options, replay_config
 from trtllm_replayssm.config import PoolConfig
 from trtllm_replayssm.dtypes import ActivationDtype
 from trtllm_replayssm.errors import ConfigError
@@ -36,7 +38,7 @@ def add_command(commands: Any) -> None:
     parser.add_argument("--draft-len", type=int, default=0, help="drafts of one step (default 0)")
     parser.add_argument("--free-gpu-memory-fraction", type=float, default=0.9, help="share for slots (default 0.9)")
     parser.add_argument("--state-cache", choices=["replay", "conventional"], default="replay")
-    parser.add_argument("--activation", choices=[d.value for d in ActivationDtype], default="bfloat16")
+    parser.add_argument("--activation", choices=ACTIVATIONS, default="bfloat16")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     add_replay_options(parser)
     parser.set_defaults(run=run)
@@ -48,6 +50,11 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(
             "plan", "free_gpu_memory_fraction", expected="in (0, 1]", got=arguments.free_gpu_memory_fraction
         )
+    for flag, value in (("--max-num-tokens", arguments.max_num_tokens), ("--max-batch-size", arguments.max_batch_size)):
+        if value is not None:
+            require_positive("plan", flag, value)
+    if arguments.gpu_memory is not None and not 0 < arguments.gpu_memory < math.inf:
+        raise ConfigError("plan", "--gpu-memory", expected="a positive number of GiB", got=arguments.gpu_memory)
     plan = _plan(arguments)
     if arguments.json:
         print(json.dumps({"slots": plan.slots, "bytes": dict(plan.table())}, indent=2))

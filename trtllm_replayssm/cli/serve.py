@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import trtllm_replayssm
+from trtllm_replayssm.checks import read_text
+from trtllm_replayssm.cli.options import ACTIVATIONS
 from trtllm_replayssm.errors import ConfigError, UnsupportedError
 
 
@@ -27,13 +29,13 @@ def add_command(commands: Any) -> None:
     )  # fmt: skip
     _add_http(parser)
     group = parser.add_argument_group("engine (also as keys of --config)")
-    group.add_argument("--max-batch-size", type=int, help="sequences at once (default 8)")
+    group.add_argument("--max-batch-size", type=int, help="sequences at once (default 8, or what a GPU holds)")
     group.add_argument("--max-num-tokens", type=int, help="tokens of one engine step")
     group.add_argument("--max-seq-len", type=int, help="prompt and output tokens of one sequence")
     group.add_argument("--max-beam-width", type=int, help="only 1")
-    group.add_argument("--tp-size", "--tensor-parallel-size", type=int, help="only 1 in this version")
-    group.add_argument("--pp-size", "--pipeline-parallel-size", type=int, help="only 1 in this version")
-    group.add_argument("--ep-size", "--moe-expert-parallel-size", type=int, help="only 1 in this version")
+    group.add_argument("--tp-size", "--tensor-parallel-size", type=int, help="devices that share the model (default 1)")
+    group.add_argument("--pp-size", "--pipeline-parallel-size", type=int, help="only 1")
+    group.add_argument("--ep-size", "--moe-expert-parallel-size", type=int, help="only 1")
     group.add_argument(
         "--kv-cache-free-gpu-memory-fraction", "--free-gpu-memory-fraction",
         type=float, help="share of the free memory that slots may take (default 0.9)",
@@ -44,7 +46,7 @@ def add_command(commands: Any) -> None:
     )  # fmt: skip
     group.add_argument("--backend", help="torch")
     group.add_argument("--tokenizer", help="directory or tokenizer.json (default: the checkpoint's)")
-    group.add_argument("--dtype", choices=["auto", "float32", "bfloat16"], help="of activations")
+    group.add_argument("--dtype", choices=["auto", *ACTIVATIONS], help="of activations")
     group.add_argument("--device", help="cpu, cuda, cuda:0 (default cpu; of a bundle cuda)")
     group.add_argument("--plugin-library", metavar="FILE", help="of a bundle whose engines have plugins")
     group.add_argument(
@@ -91,7 +93,9 @@ def run(arguments: argparse.Namespace) -> int:
         limits=launch.limits,
     )
     if arguments.chat_template is not None:
-        template: ChatTemplate | None = ChatTemplate(_text("chat_template", arguments.chat_template))
+        template: ChatTemplate | None = ChatTemplate(
+            read_text("serve", "chat_template", arguments.chat_template)
+        )
     else:
         template = load_chat_template(arguments.model)
     options = dict(launch.options)
@@ -125,16 +129,7 @@ def _api_key(arguments: argparse.Namespace) -> str | None:
         return str(arguments.api_key) if arguments.api_key is not None else None
     if arguments.api_key is not None:
         raise ConfigError("serve", "api_key_file", expected="no --api_key beside it", got="both")
-    return _text("api_key_file", arguments.api_key_file).strip()
-
-
-def _text(flag: str, path: str) -> str:
-    """What a flag's file holds."""
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "other bytes than UTF-8"
-        raise ConfigError("serve", flag, expected="a readable text file", got=f"{path}: {reason}") from error
+    return read_text("serve", "api_key_file", arguments.api_key_file).strip()
 
 
 @contextmanager

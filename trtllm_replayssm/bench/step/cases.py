@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from fractions import Fraction
 
+from trtllm_replayssm.checks import require_positive
 from trtllm_replayssm.config import ReplayConfig
 from trtllm_replayssm.errors import ConfigError
 
@@ -58,6 +59,9 @@ class Schedule:
     warm_up: int
     block: int
     rounds: int
+
+    def __post_init__(self) -> None:
+        require_positive("bench step", "rounds", self.rounds)
 
     @property
     def timed(self) -> int:
