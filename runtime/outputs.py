@@ -1,12 +1,51 @@
-"""What a caller gets back: names after TensorRT-LLM's LLM API. Plain values, made from a request at one moment."""
+"""What a caller gets back: names after TensorRT-LLM's LLM API. Values, made from a request at one moment.
+
+An output is made at every step, so what grows with the answer is copied only where somebody looks at it.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Generic, TypeVar
 
 from trtllm_replayssm.runtime.sampling.logprobs import TokenLogprobs
 from trtllm_replayssm.runtime.scheduler.request import Choice, Request
 from trtllm_replayssm.runtime.scheduler.times import RequestTimes
+
+Entry = TypeVar("Entry")
+
+
+class Prefix(Generic[Entry]):
+    """The entries that a list has now. It may grow afterwards; its entries must not change."""
+
+    __slots__ = ("_copy", "_source", "length")
+
+    def __init__(self, source: Sequence[Entry] = ()) -> None:
+        self._source = source
+        self._copy: list[Entry] | None = None
+        self.length = len(source)
+
+    def entries(self) -> list[Entry]:
+        """All of them; the same list at every call."""
+        if self._copy is None:
+            self._copy = list(self._source[: self.length])
+        return self._copy
+
+    def since(self, first: int) -> list[Entry]:
+        """The entries from `first` on, without a copy of the others."""
+        return list((self._source if self._copy is None else self._copy)[first : self.length])
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Prefix) and self.entries() == other.entries()
+
+    __hash__ = None  # type: ignore[assignment]  # as a list
+
+    def __repr__(self) -> str:
+        return repr(self.entries())
+
+    def __reduce__(self) -> tuple[type[Prefix[Entry]], tuple[list[Entry]]]:
+        return Prefix, (self.entries(),)  # not what the list has become since
 
 
 @dataclass(slots=True, kw_only=True)
@@ -21,9 +60,9 @@ class CompletionOutput:
 
     index: int
     text: str = ""
-    token_ids: list[int] = field(default_factory=list)
+    tokens: Prefix[int] = field(default_factory=Prefix)
     cumulative_logprob: float | None = None
-    logprobs: list[TokenLogprobs] | None = None
+    scores: Prefix[TokenLogprobs] | None = None
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     error: str | None = None
@@ -32,9 +71,19 @@ class CompletionOutput:
     _last_token_ids_len: int = 0
 
     @property
+    def token_ids(self) -> list[int]:
+        """Every generated token."""
+        return self.tokens.entries()
+
+    @property
+    def logprobs(self) -> list[TokenLogprobs] | None:
+        """One entry for each token when asked for."""
+        return None if self.scores is None else self.scores.entries()
+
+    @property
     def length(self) -> int:
         """Generated tokens."""
-        return len(self.token_ids)
+        return self.tokens.length
 
     @property
     def text_diff(self) -> str:
@@ -44,17 +93,19 @@ class CompletionOutput:
     @property
     def token_ids_diff(self) -> list[int]:
         """Tokens added since the previous output of the stream."""
-        return self.token_ids[self._last_token_ids_len :]
+        return self.tokens.since(self._last_token_ids_len)
 
     @property
     def logprobs_diff(self) -> list[TokenLogprobs]:
         """Log-probabilities added since the previous output of the stream."""
-        return (self.logprobs or [])[self._last_token_ids_len :]
+        return [] if self.scores is None else self.scores.since(self._last_token_ids_len)
 
 
 @dataclass(slots=True, kw_only=True)
 class RequestOutput:
     """A request's choices so far. prompt: the text, None when token ids were given. finished: all choices ended.
+
+    prompt_token_ids: one list, which all outputs of a request share.
 
     times: when it arrived, started and ended. cached_tokens: prompt tokens that came from the prefix cache.
     """
@@ -72,7 +123,7 @@ class RequestOutput:
         if previous is None:
             return self
         outputs = [
-            replace(now, _last_text_len=len(before.text), _last_token_ids_len=len(before.token_ids))
+            replace(now, _last_text_len=len(before.text), _last_token_ids_len=before.length)
             for now, before in zip(self.outputs, previous.outputs, strict=True)
         ]
         return replace(self, outputs=outputs)
@@ -83,7 +134,7 @@ def request_output(request: Request) -> RequestOutput:
     return RequestOutput(
         request_id=request.request_id,
         prompt=request.prompt,
-        prompt_token_ids=list(request.prompt_ids),
+        prompt_token_ids=request.prompt_list,
         outputs=[_completion(choice) for choice in request.choices],
         finished=request.finished,
         times=replace(request.times),
@@ -97,9 +148,9 @@ def _completion(choice: Choice) -> CompletionOutput:
     return CompletionOutput(
         index=choice.index,
         text=output.text,
-        token_ids=list(output.token_ids),
+        tokens=Prefix(output.token_ids),
         cumulative_logprob=output.cumulative_logprob if scored else None,
-        logprobs=list(output.logprobs) if scored else None,
+        scores=Prefix(output.logprobs) if scored else None,
         finish_reason=None if output.finish_reason is None else output.finish_reason.value,
         stop_reason=output.stop_reason,
         error=output.error,

@@ -34,7 +34,8 @@ class EndRules:
 
 
 class OutputBuffer:
-    """Output of one choice. token_ids hold every token through the one that ended it; logprobs has one entry each.
+    """Output of one choice. token_ids hold every token through the one that ended it; logprobs has one entry each. Both
+    only ever grow: what is published refers to them.
 
     text leaves out the end or stop token and the stop string, unless include_stop_str_in_output is set. stop_reason
     is the stop string or stop token that ended it; None for an end token, as TensorRT-LLM reports it.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from enum import Enum
+from functools import cached_property
 
 from trtllm_replayssm.runtime.sampling.distribution import TokenHistory
 from trtllm_replayssm.runtime.sampling.mask import GuardedMask
@@ -69,6 +70,11 @@ class Request:
         self.choices = [
             Choice(self, i, choice_seed(seed, i), OutputBuffer(params, rules, tokenizer)) for i in range(params.n)
         ]
+
+    @cached_property
+    def prompt_list(self) -> list[int]:
+        """The prompt's ids for those who asked; the request itself goes by `prompt_ids`."""
+        return list(self.prompt_ids)
 
     @property
     def finished(self) -> bool:

@@ -17,7 +17,7 @@ from trtllm_replayssm.bench.throughput.report import (
     performance_fields,
 )
 from trtllm_replayssm.errors import ConfigError
-from trtllm_replayssm.runtime.outputs import CompletionOutput, RequestOutput
+from trtllm_replayssm.runtime.outputs import CompletionOutput, Prefix, RequestOutput
 from trtllm_replayssm.runtime.scheduler.times import RequestTimes
 
 
@@ -118,7 +118,7 @@ def test_acceptance_is_a_histogram_of_steps() -> None:
 
 
 def output(ids: list[int]) -> RequestOutput:
-    choice = CompletionOutput(index=0, token_ids=ids)
+    choice = CompletionOutput(index=0, tokens=Prefix(ids))
     return RequestOutput(
         request_id=0, prompt=None, prompt_token_ids=[7, 8], outputs=[choice], finished=True, times=RequestTimes()
     )
