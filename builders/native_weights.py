@@ -3,7 +3,7 @@
 `weights/vectors.safetensors` has every vector by its canonical name; `weights/<block>.safetensors` one block of
 experts: between engines as checkpoints have them, `<block>.<e>.<projection>.weight` with `.weight_scale` and
 `.weight_scale_2`; for plugins packed, the tensors of `weights.expert_tensors`, which a session uploads as they are.
-Experts are written one at a time, so that memory does not grow with their number.
+Experts are packed a few at a time and written in order, so that memory does not grow with their number.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from trtllm_replayssm.weights.expert_tensors import expert_tensors
 from trtllm_replayssm.weights.matrix import DenseMatrix, Fp8Matrix, Matrix, MatrixFormat
 from trtllm_replayssm.weights.names import expert_weight, split_expert_stack
 from trtllm_replayssm.weights.packing import pack
+from trtllm_replayssm.weights.threads import in_order
 
 VECTORS = "weights/vectors.safetensors"
 _NAMES = {MatrixFormat.BF16: "BF16", MatrixFormat.F16: "F16", MatrixFormat.F32: "F32"}
@@ -66,22 +67,29 @@ def _write_packed(directory: Path, stacks: list[ParamSpec], parameters: Paramete
     types = {"int8": "I8", "float32": "F32"}
     entries = [Entry(s.name, types[s.dtype], tuple(d for d in s.dims if isinstance(d, int))) for s in specs]
     parts = {"up": ("gate_proj", "up_proj") if gated else ("up_proj",), "down": ("down_proj",)}
-    with _writer(directory / file, entries) as writer:
+
+    def matrices() -> Iterator[tuple[Matrix, ...]]:
         for expert in range(experts):
-            for part, projections in parts.items():
-                matrices = tuple(opened[projection].matrix(expert) for projection in projections)
-                for matrix in matrices:
+            for projections in parts.values():
+                found = tuple(opened[projection].matrix(expert) for projection in projections)
+                for matrix in found:
                     if matrix.format is not fmt:
                         raise UnsupportedError(
                             "build", f"{block}.{expert}", expected=f"{fmt.value}, as the block's first expert",
                             got=matrix.format.value, hint="--weights bf16 makes all of them one format",
                         )  # fmt: skip
-                packed = pack(matrices)
-                writer.write_slice(f"{block}.{part}", expert, packed.data.view(np.int8))
-                if packed.block_scale is not None:
-                    writer.write_slice(f"{block}.{part}_scale", expert, packed.block_scale.view(np.int8))
-                writer.write_slice(f"{block}.{part}_factor", expert, packed.factor)
-            tick(block)
+                yield found
+
+    with _writer(directory / file, entries) as writer:
+        for number, packed in enumerate(in_order(pack, matrices())):
+            expert, place = divmod(number, len(parts))
+            part = tuple(parts)[place]
+            writer.write_slice(f"{block}.{part}", expert, packed.data.view(np.int8))
+            if packed.block_scale is not None:
+                writer.write_slice(f"{block}.{part}_scale", expert, packed.block_scale.view(np.int8))
+            writer.write_slice(f"{block}.{part}_factor", expert, packed.factor)
+            if place == len(parts) - 1:
+                tick(block)
     return file
 
 

@@ -10,6 +10,7 @@ import torch
 from trtllm_replayssm.ops.native_experts import PackedStack
 from trtllm_replayssm.weights.matrix import DenseMatrix, Matrix, MatrixFormat
 from trtllm_replayssm.weights.packing import PackedMatrix, pack
+from trtllm_replayssm.weights.threads import in_order
 
 
 def stack(matrices: Iterable[Sequence[Matrix]], experts: int, device: torch.device) -> PackedStack:
@@ -21,7 +22,7 @@ def stack(matrices: Iterable[Sequence[Matrix]], experts: int, device: torch.devi
     formats = {part.format for parts in kept for part in parts}
     if len(formats) > 1:
         kept = [tuple(DenseMatrix(part.dequantize(np.float32)) for part in parts) for parts in kept]
-    packed = iter(pack(parts) for parts in kept)
+    packed = in_order(pack, kept)
     first = next(packed)
     data = torch.empty((experts, *first.data.shape), dtype=torch.uint8, device=device)
     factor = torch.empty((experts, *first.factor.shape), device=device)
