@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from trtllm_replayssm.checks import require_positive, require_type
 from trtllm_replayssm.dtypes import ActivationDtype, Rounding, StateFormat
 from trtllm_replayssm.errors import ConfigError
+from trtllm_replayssm.launches import TunedLaunch, UpdateLaunch
 
 MAX_WINDOW = 64
 MAX_STEP_TOKENS = 16
@@ -21,6 +22,8 @@ class ReplayConfig:
     recurrence: format of the checkpoint that carries the recurrence.
     recurrence_rounding: rounding of that checkpoint; ignored for float32. Nearest and NVFP4 are for evaluation.
     read: format of a separate copy that serves outputs on non-flush steps (always rounded to nearest); None: shared.
+    launches: how the kernels of some steps are launched; the library chooses for all others. They change the order of
+    sums at most.
     """
 
     window: int = 16
@@ -28,6 +31,7 @@ class ReplayConfig:
     recurrence: StateFormat = StateFormat.FLOAT32
     recurrence_rounding: Rounding = Rounding.STOCHASTIC
     read: StateFormat | None = None
+    launches: tuple[TunedLaunch, ...] = ()
 
     def __post_init__(self) -> None:
         require_positive("ReplayConfig", "window", self.window, most=MAX_WINDOW)
@@ -36,6 +40,9 @@ class ReplayConfig:
         require_type("ReplayConfig", "recurrence", self.recurrence, StateFormat)
         require_type("ReplayConfig", "recurrence_rounding", self.recurrence_rounding, Rounding)
         require_type("ReplayConfig", "read", self.read, StateFormat, type(None))
+        require_type("ReplayConfig", "launches", self.launches, tuple)
+        for tuned in self.launches:
+            require_type("ReplayConfig", "launches", tuned, TunedLaunch)
         if self.max_step_tokens > self.window:
             raise ConfigError(
                 "ReplayConfig",
@@ -54,6 +61,10 @@ class ReplayConfig:
     def rederives(self) -> bool:
         """Whether a GDN flush re-derives its corrections: every pool but the one with a single float32 checkpoint."""
         return self.read is not None or self.recurrence is not StateFormat.FLOAT32
+
+    def launch(self, rows: int, tokens: int) -> UpdateLaunch | None:
+        """The launch of steps of `rows` rows, padding counted, of `tokens` tokens; None: the library's choice."""
+        return next((t.launch for t in self.launches if (t.rows, t.tokens) == (rows, tokens)), None)
 
     def conv_rows(self, conv_kernel: int) -> int:
         """Rows of a convolution window ring, K - 1 + T_max."""

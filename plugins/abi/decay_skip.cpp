@@ -31,6 +31,11 @@ Plan plan(const rssm_decay_skip_args* args, Checker& check) {
     return result;
   }
   const rssm_update_args& a = args->update;
+  const rssm_update_launch& l = a.launch;
+  if ((l.kernel | l.multiprocessors | l.run_heads | l.piece_heads | l.drawn_rounds | l.stages) != 0) {
+    check.fail(RSSM_UNSUPPORTED, "update.launch", "expected zeros (the skipping update chooses its launch), got others");
+    return result;
+  }
   const UpdateProblem problem = updateProblem(&a, check);
   if (!check.ok()) return result;
   if (a.kind != RSSM_MAMBA2 || a.checkpoint.dtype != RSSM_FLOAT32 || a.read.data != nullptr) {

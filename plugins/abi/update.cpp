@@ -116,32 +116,9 @@ void checkState(Checker& check, const rssm_update_args& a, int32_t act) {
   }
 }
 
-struct Plan {
-  UpdateParams params;
-  UpdateLauncher launcher;  // null when the step is empty
-};
-
-// Everything both public functions need to know; on failure check.ok() is false.
-Plan plan(const rssm_update_args* args, Checker& check) {
-  const UpdateProblem problem = updateProblem(args, check);
-  Plan result{problem.params, nullptr};
-  if (!check.ok() || problem.empty) return result;
-  const rssm_update_args& a = *args;
-  const UpdateFamily family = a.kind == RSSM_GDN ? UpdateFamily::kGdn : UpdateFamily::kMamba2;
-  const UpdateParams& p = result.params;
-  result.launcher = findUpdate(family, stateFormats(a), problem.act, p);
-  if (result.launcher == nullptr) {
-    check.fail(RSSM_UNSUPPORTED, "value, k, checkpoint, read",
-               "no kernel for %s, d_v %d, d_k %d, T %d, %s states read as %s; built are:\n%s",
-               dtypeName(a.value.dtype), p.headDim, p.stateDim, p.tokens, dtypeName(a.checkpoint.dtype),
-               dtypeName(a.read.data != nullptr ? a.read.dtype : a.checkpoint.dtype), supportedUpdates());
-  }
-  return result;
-}
-
 }  // namespace
 
-UpdateProblem updateProblem(const rssm_update_args* args, Checker& check) {
+UpdateProblem updateProblem(const rssm_update_args* args, Checker& check, int32_t multiprocessors) {
   UpdateProblem result{};
   result.empty = true;
   if (args == nullptr) {
@@ -172,9 +149,10 @@ UpdateProblem updateProblem(const rssm_update_args* args, Checker& check) {
   UpdateParams& p = result.params;
   result.act = act == RSSM_FLOAT16 ? ActivationType::kFloat16 : ActivationType::kBfloat16;
   if (p.rows == 0 || p.tokens == 0) return result;
+  p.multiprocessors = multiprocessors;
   int device = 0;
-  cudaError_t code = cudaGetDevice(&device);
-  if (code == cudaSuccess) {
+  cudaError_t code = multiprocessors > 0 ? cudaSuccess : cudaGetDevice(&device);
+  if (code == cudaSuccess && multiprocessors == 0) {
     code = cudaDeviceGetAttribute(&p.multiprocessors, cudaDevAttrMultiProcessorCount, device);
   }
   if (code != cudaSuccess) {
@@ -193,24 +171,24 @@ const char* rssm_update_supported(void) { return replayssm::supportedUpdates(); 
 
 rssm_status rssm_update_workspace(const rssm_update_args* args, size_t* bytes, rssm_error* error) {
   replayssm::Checker check("rssm_update_workspace", error);
-  replayssm::Plan plan = replayssm::plan(args, check);
+  const replayssm::UpdatePlan plan = replayssm::updatePlan(args, check);
   if (check.ok() && bytes == nullptr) check.fail(RSSM_INVALID_ARGUMENT, "bytes", "expected a pointer, got null");
-  if (check.ok()) *bytes = plan.launcher == nullptr ? 0 : replayssm::kWorkspaceBytes;
+  if (check.ok()) *bytes = plan.choice.launcher == nullptr ? 0 : replayssm::kWorkspaceBytes;
   return check.status();
 }
 
 rssm_status rssm_update(const rssm_update_args* args, void* workspace, size_t workspace_bytes, void* stream,
                         rssm_error* error) {
   replayssm::Checker check("rssm_update", error);
-  replayssm::Plan plan = replayssm::plan(args, check);
-  if (!check.ok() || plan.launcher == nullptr) return check.status();
+  replayssm::UpdatePlan plan = replayssm::updatePlan(args, check);
+  if (!check.ok() || plan.choice.launcher == nullptr) return check.status();
   if (workspace == nullptr || workspace_bytes < replayssm::kWorkspaceBytes) {
     check.fail(RSSM_WORKSPACE_TOO_SMALL, "workspace", "expected %zu bytes, got %zu at %p", replayssm::kWorkspaceBytes,
                workspace_bytes, workspace);
     return check.status();
   }
   plan.params.tickets = static_cast<uint32_t*>(workspace);
-  cudaError_t code = plan.launcher(plan.params, static_cast<cudaStream_t>(stream));
+  cudaError_t code = plan.choice.launcher(plan.params, plan.choice.launch, static_cast<cudaStream_t>(stream));
   if (code != cudaSuccess) check.fail(RSSM_CUDA_ERROR, "launch", "%s", cudaGetErrorString(code));
   return check.status();
 }

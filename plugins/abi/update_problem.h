@@ -13,7 +13,16 @@ struct UpdateProblem {
   bool empty;  // nothing to launch: no rows or no tokens
 };
 
-// On failure check.ok() is false and nothing else means anything.
-UpdateProblem updateProblem(const rssm_update_args* args, Checker& check);
+// On failure check.ok() is false and nothing else means anything. multiprocessors: those of the current device are looked
+// up where this is 0.
+UpdateProblem updateProblem(const rssm_update_args* args, Checker& check, int32_t multiprocessors = 0);
+
+struct UpdatePlan {
+  UpdateParams params;   // without the workspace
+  UpdateChoice choice;  // launcher is null when the step is empty
+};
+
+// Everything the entry points need to know, likewise.
+UpdatePlan updatePlan(const rssm_update_args* args, Checker& check, int32_t multiprocessors = 0);
 
 }  // namespace replayssm

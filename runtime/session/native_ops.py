@@ -7,6 +7,7 @@ import logging
 import torch
 
 from trtllm_replayssm.ops.dtypes import torch_dtype
+from trtllm_replayssm.ops.layer_state import LayerState, ReplayLayerState
 from trtllm_replayssm.ops.native import NativeOps
 from trtllm_replayssm.ops.native_experts import serves
 from trtllm_replayssm.ops.native_library import find_library, load_library
@@ -35,7 +36,8 @@ def native_ops(pools: StatePools) -> NativeOps | None:
     """The kernels, when the pools are on a CUDA device, the native library is found and serves them.
 
     On CUDA without them a single warning says why; elsewhere the reference is the only choice and nothing is said.
-    Raises ConfigError or EngineMismatchError when the library that is named or found cannot be used at all.
+    Raises ConfigError or EngineMismatchError when the library that is named or found cannot be used at all, and
+    ConfigError when it cannot launch a step as the settings ask.
     """
     device = pools.cursors.position.device
     if device.type != "cuda":
@@ -52,10 +54,19 @@ def native_ops(pools: StatePools) -> NativeOps | None:
         native = NativeOps(load_library(path), device)
         unsupported = native.unsupported(first, pools.cursors, torch_dtype(pools.pool.activation))
         if unsupported is None:
+            _require_launches(pools, native, first)
             return native
         reason = unsupported
     _LOG.warning("decode steps run the reference operations on %s: %s", device, reason)
     return None
+
+
+def _require_launches(pools: StatePools, native: NativeOps, layer: LayerState) -> None:
+    if not isinstance(layer, ReplayLayerState) or not layer.config.launches:
+        return
+    device = pools.cursors.position.device
+    multiprocessors = int(torch.cuda.get_device_properties(device).multi_processor_count)
+    native.require_launches(layer, pools.cursors, torch_dtype(pools.pool.activation), multiprocessors)
 
 
 def waits_for_nothing(pools: StatePools, native: NativeOps | None) -> bool:

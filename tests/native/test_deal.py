@@ -14,14 +14,22 @@ PROGRAM = r"""
 #include <cstdio>
 #include <cstdlib>
 #include "kernels/replay_update/deal.h"
-int main(int, char** argv) {
+int main(int argc, char** argv) {
   replayssm::UpdateParams p{};
   p.rows = std::atoi(argv[1]);
   p.heads = std::atoi(argv[2]);
   p.groups = std::atoi(argv[3]);
   p.headsPerGroup = p.heads / p.groups;
-  const replayssm::WorkDeal d = replayssm::dealWork(p, std::atoi(argv[4]), std::atoi(argv[5]));
-  std::printf("%d %d %d %d %d %d\n", d.rounds, d.roundHeads, d.pieceHeads, d.base, d.large, d.pieces);
+  replayssm::LaunchWish wish{};
+  if (argc > 6) {
+    wish.runHeads = std::atoi(argv[6]);
+    wish.pieceHeads = std::atoi(argv[7]);
+    wish.drawnRounds = std::atoi(argv[8]);
+  }
+  const int workers = std::atoi(argv[4]);
+  const replayssm::WorkDeal d = replayssm::dealWork(p, workers, std::atoi(argv[5]), wish);
+  std::printf("%d %d %d %d %d %d %d\n", d.rounds, d.roundHeads, d.pieceHeads, d.base, d.large, d.pieces,
+              replayssm::dealable(p, workers, d, wish));
 }
 """
 SHAPES = [(96, 8, 264, 2), (128, 8, 264, 2), (32, 16, 132, 2), (64, 16, 132, 2), (15, 5, 40, 1), (7, 1, 132, 1)]
@@ -40,23 +48,48 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return binary
 
 
-@pytest.mark.parametrize("rows", [1, 2, 3, 8, 31, 32, 128, 256])
-@pytest.mark.parametrize(("heads", "groups", "teams", "piece"), SHAPES)
-def test_every_head_is_dealt_once(program: Path, rows: int, heads: int, groups: int, teams: int, piece: int) -> None:
-    workers = min(teams, rows * heads)
-    arguments = [str(n) for n in (rows, heads, groups, workers, piece)]
-    printed = subprocess.run([str(program), *arguments], check=True, capture_output=True, text=True).stdout
-    rounds, round_heads, piece_heads, base, large, pieces = (int(n) for n in printed.split())
+def dealt_once(numbers: list[int], rows: int, heads: int, groups: int, workers: int) -> bool:
+    """Whether a deal covers every head exactly once, in order, and no run lies in two groups."""
+    rounds, round_heads, piece_heads, base, large, pieces, _ = numbers
     runs = [(index * round_heads, round_heads) for index in range(rounds * workers)]
     runs += [(base + n * piece_heads, piece_heads) for n in range(large)]
     runs += [(base + large * piece_heads + n, 1) for n in range(pieces - large)]
     dealt = [head for first, count in runs for head in range(first, first + count)]
-    assert dealt == list(range(rows * heads))
     per_group = heads // groups
-    assert all(first // per_group == (first + count - 1) // per_group for first, count in runs)
+    whole = all(first // per_group == (first + count - 1) // per_group for first, count in runs)
+    return whole and dealt == list(range(rows * heads))
+
+
+def deal(program: Path, *numbers: int) -> list[int]:
+    printed = subprocess.run([str(program), *map(str, numbers)], check=True, capture_output=True, text=True).stdout
+    return [int(number) for number in printed.split()]
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 8, 31, 32, 128, 256])
+@pytest.mark.parametrize(("heads", "groups", "teams", "piece"), SHAPES)
+def test_every_head_is_dealt_once(program: Path, rows: int, heads: int, groups: int, teams: int, piece: int) -> None:
+    workers = min(teams, rows * heads)
+    numbers = deal(program, rows, heads, groups, workers, piece)
+    assert dealt_once(numbers, rows, heads, groups, workers) and numbers[-1] == 1, "its own choice can be dealt"
+
+
+@pytest.mark.parametrize("rows", [1, 3, 31, 256])
+@pytest.mark.parametrize(("heads", "groups", "teams", "piece"), [SHAPES[0], SHAPES[1], SHAPES[3], (60, 5, 40, 2)])
+def test_every_head_is_dealt_once_as_asked_where_that_can_be_dealt(
+    program: Path, rows: int, heads: int, groups: int, teams: int, piece: int
+) -> None:
+    """Sizes of runs and pieces and rounds to draw, possible and impossible ones: what is let through is a whole deal."""
+    workers, through = min(teams, rows * heads), 0
+    for run in (0, 1, 2, 3, 4, 8, heads // groups):
+        for asked in (0, 1, 2, 3, 4, 8):
+            for drawn in (0, 1, 2, 5):
+                numbers = deal(program, rows, heads, groups, workers, piece, run, asked, drawn)
+                if numbers[-1]:
+                    through += 1
+                    assert dealt_once(numbers, rows, heads, groups, workers), (run, asked, drawn)
+    assert through >= 7
 
 
 def test_few_heads_are_one_run_each(program: Path) -> None:
     """Eight rows of 128 heads in groups of 16 on 264 workers: four heads each, nothing to draw."""
-    printed = subprocess.run([str(program), "8", "128", "8", "264", "2"], check=True, capture_output=True, text=True)
-    assert printed.stdout.split() == ["0", "4", "4", "0", "256", "256"]
+    assert deal(program, 8, 128, 8, 264, 2) == [0, 4, 4, 0, 256, 256, 1]

@@ -7,6 +7,7 @@ true is computed here, from the stored bytes, token by token (paper, Eq. 1 and 9
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 from trtllm_replayssm.bench.cases import KernelCase, Operation
 from trtllm_replayssm.bench.problem import Problem
 from trtllm_replayssm.dtypes import StateFormat
+from trtllm_replayssm.launches import UpdateLaunch
 from trtllm_replayssm.ops import _abi
 from trtllm_replayssm.shapes import L2_EPS, SsmKind
 
@@ -41,14 +43,19 @@ class GateResult:
     green: bool
 
 
-def run_gate(case: KernelCase, library: _abi.Library) -> GateResult:
-    """The case's operation at several h; raises what the library raises when it has no kernel."""
+def run_gate(
+    case: KernelCase, library: _abi.Library, rows: Sequence[int] = ROWS, launch: UpdateLaunch | None = None
+) -> GateResult:
+    """The case's operation at several h; raises what the library raises when it has no kernel.
+
+    rows: the batches. launch: of an update, None: the library's choice.
+    """
     output = state = 0.0
     green = True
     prompt = case.operation is Operation.PREFILL
     tokens = min(case.tokens, PROMPT_TOKENS) if prompt else case.tokens
-    for rows in ROWS:
-        problem = Problem(replace(case, rows=rows, tokens=tokens), library, cold=False)
+    for batch in rows:
+        problem = Problem(replace(case, rows=batch, tokens=tokens), library, cold=False, launch=launch)
         for h in _depths(case):  # what one launch leaves is the next one's input
             problem.set_pending(h)
             problem.out.fill_(math.nan)

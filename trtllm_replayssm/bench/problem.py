@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from trtllm_replayssm.bench.cases import KernelCase, Operation
+from trtllm_replayssm.launches import UpdateLaunch
 from trtllm_replayssm.ops import _abi, torch_ops
 from trtllm_replayssm.ops.layer_state import CursorTensors, ReplayLayerState
 from trtllm_replayssm.ops.native import registers, state_tensors
@@ -33,6 +34,7 @@ class Problem:
     device: torch.device = field(default_factory=lambda: torch.device("cuda"))
     cold: bool = True
     entries: int = 0  # states of a conventional slot; 0: what the case needs
+    launch: UpdateLaunch | None = None  # of an update; None: the library's choice
     inputs: dict[str, Tensor] = field(init=False)
     state: ReplayLayerState | None = field(init=False, default=None)
     cursors: CursorTensors = field(init=False)
@@ -120,7 +122,9 @@ class Problem:
 
     def _update_args(self, rotation: int, h: int, flags: int) -> Any:
         tensors = self._layer(rotation, h)
-        return torch_ops.fill(_abi.UpdateArgs, tensors, kind=self.kind, window=self.case.window, flags=flags)
+        launch = _abi.LaunchConstants(*([] if self.launch is None else self.launch.numbers))
+        numbers = {"kind": self.kind, "window": self.case.window, "flags": flags}
+        return torch_ops.fill(_abi.UpdateArgs, tensors, launch=launch, **numbers)
 
     def _prefill_args(self, rotation: int, h: int) -> Any:
         tensors = self._layer(rotation, h)

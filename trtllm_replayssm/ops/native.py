@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from trtllm_replayssm.config import ReplayConfig
-from trtllm_replayssm.errors import ReplaySSMError
+from trtllm_replayssm.errors import ConfigError, ContractError, ReplaySSMError
 from trtllm_replayssm.ops import _abi, torch_ops
 from trtllm_replayssm.ops.layer_state import (
     ConventionalLayerState,
@@ -68,13 +68,26 @@ class NativeOps:
                     args = torch_ops.fill(_abi.ConventionalArgs, named, kind=_kind(state))
                     self._library.conventional_launch_text(args, multiprocessors=1)
                     continue
-                named = {**example, **registers(cursors), **state_tensors(state)}
-                self._reserve(
-                    self._library.update_workspace(torch_ops.fill(_abi.UpdateArgs, named, **layer_numbers(state)))
-                )
+                self._reserve(self._library.update_workspace(_example_update(state, cursors, example)))
         except ReplaySSMError as error:
             return str(error)
         return None
+
+    def require_launches(
+        self, state: ReplayLayerState, cursors: CursorTensors, activation: torch.dtype, multiprocessors: int
+    ) -> None:
+        """Raise ConfigError where the library cannot launch a step as the pool's settings ask, on such a device."""
+        for tuned in state.config.launches:
+            example = _example_tokens(state.shape, tuned.rows, tuned.tokens, activation, cursors.position.device)
+            constants = _abi.LaunchConstants(*tuned.launch.numbers)
+            try:
+                args = _example_update(state, cursors, example, launch=constants)
+                self._library.update_launch_plan(args, multiprocessors)
+            except ContractError as error:
+                raise ConfigError(
+                    "native update", f"launches: {tuned.rows} rows of {tuned.tokens} tokens", expected=error.expected,
+                    got=str(tuned.launch), hint="Run trtllm-replayssm tune again, or leave the launch to the library",
+                ) from error  # fmt: skip
 
     def mamba2_update(
         self, state: LayerState, cursors: CursorTensors, rows: StepRows, x: Tensor, k: Tensor, q: Tensor,
@@ -84,16 +97,16 @@ class NativeOps:
 
         skip_below: of replay states; raises UnsupportedError where the library has no kernel that skips.
         """
-        tokens = {"value": x, "k": k, "q": q, "dt": dt, "a": a, "skip": d_skip, "log_decay": None, "beta": None}
-        return self._update(state, cursors, rows, tokens, skip_below)
+        others = {"k": k, "q": q, "dt": dt, "a": a, "skip": d_skip, "log_decay": None, "beta": None}
+        return self._update(state, cursors, rows, x, others, skip_below)
 
     def gdn_update(
         self, state: LayerState, cursors: CursorTensors, rows: StepRows, q: Tensor, k: Tensor, v: Tensor,
         g: Tensor, beta: Tensor,
     ) -> Tensor:  # fmt: skip
         """As `reference.gdn.gdn_update` or `gdn_conventional`; the result [B, T, H, P] is in v's type."""
-        tokens = {"value": v, "k": k, "q": q, "dt": None, "a": None, "skip": None, "log_decay": g, "beta": beta}
-        return self._update(state, cursors, rows, tokens)
+        others = {"k": k, "q": q, "dt": None, "a": None, "skip": None, "log_decay": g, "beta": beta}
+        return self._update(state, cursors, rows, v, others)
 
     def ssm_inputs(
         self, shape: SsmShape, conv: Convolution, cursors: CursorTensors, rows: StepRows, decay: Tensor,
@@ -141,9 +154,10 @@ class NativeOps:
         )  # fmt: skip
 
     def _update(
-        self, state: LayerState, cursors: CursorTensors, rows: StepRows, tokens: dict[str, Tensor | None],
+        self, state: LayerState, cursors: CursorTensors, rows: StepRows, x: Tensor, others: dict[str, Tensor | None],
         skip_below: float | None = None,
     ) -> Tensor:  # fmt: skip
+        tokens = {"value": x, **others}
         context = {"slot": rows.slot_int32, "num_tokens": rows.num_tokens_int32}
         out: Tensor
         if isinstance(state, ConventionalLayerState):
@@ -157,7 +171,8 @@ class NativeOps:
             **state_tensors(state), "workspace": self._workspace,
         }  # fmt: skip
         if skip_below is None:
-            out = torch.ops.replayssm.update(**arguments)
+            launch = state.config.launch(len(x), x.shape[1])
+            out = torch.ops.replayssm.update(**arguments, launch=[] if launch is None else launch.numbers)
         else:
             out = torch.ops.replayssm.decay_skip_update(**arguments, skip_below=skip_below)
         return out
@@ -192,6 +207,14 @@ def _example_tokens(
     gdn = shape.kind is SsmKind.GDN
     inputs = {"log_decay": scalars, "beta": scalars} if gdn else {"dt": scalars, "a": vector, "skip": vector}
     return {"slot": padding, "num_tokens": padding, "value": values, "k": keys, "q": keys, "out": values, **inputs}
+
+
+def _example_update(
+    state: ReplayLayerState, cursors: CursorTensors, example: dict[str, Tensor | None], **numbers: Any
+) -> _abi.UpdateArgs:
+    named = {**example, **registers(cursors), **state_tensors(state)}
+    args: _abi.UpdateArgs = torch_ops.fill(_abi.UpdateArgs, named, **layer_numbers(state), **numbers)
+    return args
 
 
 def layer_numbers(state: ReplayLayerState) -> dict[str, int]:

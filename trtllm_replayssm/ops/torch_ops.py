@@ -20,7 +20,7 @@ from trtllm_replayssm.ops import _abi
 from trtllm_replayssm.ops.native_library import installed_library
 from trtllm_replayssm.ops.views import aligned, channels_last, current_stream, view
 
-Call = Callable[[dict[str, Any], dict[str, float], int], None]
+Call = Callable[[dict[str, Any], dict[str, Any], int], None]
 WIDE_INPUTS = ("value", "k", "q", "v")  # read 16 bytes at a time
 CHANNEL_INPUTS = ("x", "gate", "decay_in", "beta_in", "factor", "residual")  # channels contiguous, rows anywhere
 _CONTEXT = "slot num_tokens"
@@ -31,7 +31,7 @@ _TOKENS = "value k q dt? a? skip? log_decay? beta?"
 class Signature:
     """Arguments of one operation by name: numbers, tensors that are read, tensors that are written. `?`: nullable.
 
-    numbers: integers; floats end in `:float`.
+    numbers: integers, unless a type follows: `:float`, `:int[]`.
 
     like: the input whose shape and type the output has; None: the operation has no output.
     """
@@ -60,9 +60,7 @@ class Signature:
     @property
     def schema(self) -> str:
         """The operation's schema without its name."""
-        parts = [
-            f"{'float' if number.endswith(':float') else 'int'} {number.partition(':')[0]}" for number in self.numbers
-        ]
+        parts = [f"{kind or 'int'} {name}" for name, _, kind in (number.partition(":") for number in self.numbers)]
         parts += [f"Tensor{'?' * name.endswith('?')} {name.rstrip('?')}" for name in self.inputs]
         parts += [f"Tensor(s{i}!){'?' * name.endswith('?')} {name.rstrip('?')}" for i, name in enumerate(self.state)]
         return f"({', '.join(parts)}) -> {'()' if self.like is None else 'Tensor'}"
@@ -70,13 +68,13 @@ class Signature:
 
 UPDATE = Signature.of(
     "update",
-    "kind window layer head_offset flags",
+    "kind window layer head_offset flags launch:int[]",
     f"{_CONTEXT} origin h position? seed? {_TOKENS}",
     "checkpoint checkpoint_scale? read? read_scale? read_head_scale? "
     "ring_value ring_k ring_dt ring_key_factor? ring_v? ring_beta? workspace",
     like="value",
 )
-DECAY_SKIP_UPDATE = replace(UPDATE, name="decay_skip_update", numbers=(*UPDATE.numbers, "skip_below:float"))
+DECAY_SKIP_UPDATE = replace(UPDATE, name="decay_skip_update", numbers=(*UPDATE.numbers[:-1], "skip_below:float"))
 PREFILL = Signature.of(
     "prefill",
     "kind window layer head_offset flags",
@@ -143,7 +141,7 @@ def fill(struct: type[Any], tensors: dict[str, Tensor | None], **numbers: Any) -
 
 
 def _with_workspace(struct: type[Any], method: str) -> Call:
-    def call(arguments: dict[str, Any], numbers: dict[str, float], stream: int) -> None:
+    def call(arguments: dict[str, Any], numbers: dict[str, Any], stream: int) -> None:
         workspace: Tensor = arguments.pop("workspace")
         launch = getattr(installed_library(), method)
         launch(fill(struct, arguments, **numbers), workspace.data_ptr(), workspace.numel(), stream)
@@ -151,7 +149,14 @@ def _with_workspace(struct: type[Any], method: str) -> Call:
     return call
 
 
-def decay_skip_call(arguments: dict[str, Any], numbers: dict[str, float], stream: int) -> None:
+def update_call(arguments: dict[str, Any], numbers: dict[str, Any], stream: int) -> None:
+    """`launch`: the numbers of rssm_update_launch, or none of them."""
+    workspace, launch = arguments.pop("workspace"), _abi.LaunchConstants(*numbers.pop("launch"))
+    args = fill(_abi.UpdateArgs, arguments, launch=launch, **numbers)
+    installed_library().update(args, workspace.data_ptr(), workspace.numel(), stream)
+
+
+def decay_skip_call(arguments: dict[str, Any], numbers: dict[str, Any], stream: int) -> None:
     """The struct holds the update's as a part."""
     workspace, skip_below = arguments.pop("workspace"), numbers.pop("skip_below")
     update = fill(_abi.UpdateArgs, arguments, **numbers)
@@ -160,7 +165,7 @@ def decay_skip_call(arguments: dict[str, Any], numbers: dict[str, float], stream
 
 
 def _without_workspace(struct: type[Any], method: str) -> Call:
-    def call(arguments: dict[str, Any], numbers: dict[str, float], stream: int) -> None:
+    def call(arguments: dict[str, Any], numbers: dict[str, Any], stream: int) -> None:
         getattr(installed_library(), method)(fill(struct, arguments, **numbers), stream)
 
     return call
@@ -169,7 +174,7 @@ def _without_workspace(struct: type[Any], method: str) -> Call:
 def ssm_inputs_call(method: str) -> Call:
     """The struct holds the convolution's as a part."""
 
-    def call(arguments: dict[str, Any], numbers: dict[str, float], stream: int) -> None:
+    def call(arguments: dict[str, Any], numbers: dict[str, Any], stream: int) -> None:
         nested = {name: arguments.pop(name) for name in CONV1D_UPDATE.names if name in arguments} | {
             "out": arguments.pop("out")
         }
@@ -179,13 +184,13 @@ def ssm_inputs_call(method: str) -> Call:
     return call
 
 
-def attention_inputs_call(arguments: dict[str, Any], numbers: dict[str, float], stream: int) -> None:
+def attention_inputs_call(arguments: dict[str, Any], numbers: dict[str, Any], stream: int) -> None:
     """The output is the queries."""
     queries = {"q_out": arguments.pop("out")}
     installed_library().attention_inputs(fill(_abi.AttentionInputsArgs, arguments | queries, **numbers), stream)
 
 
-def attention_call(arguments: dict[str, Any], numbers: dict[str, float], stream: int) -> None:
+def attention_call(arguments: dict[str, Any], numbers: dict[str, Any], stream: int) -> None:
     """The workspace is torch's: it lives until the stream is past the launch."""
     library, args = installed_library(), fill(_abi.AttentionArgs, arguments, **numbers)
     device = arguments["q"].device
@@ -234,7 +239,7 @@ def _register(signature: Signature, call: Call) -> None:
     operation.register_fake(lambda *values: _output(signature, dict(zip(signature.names, values, strict=True))))
 
 
-_register(UPDATE, _with_workspace(_abi.UpdateArgs, "update"))
+_register(UPDATE, update_call)
 _register(DECAY_SKIP_UPDATE, decay_skip_call)
 _register(PREFILL, _with_workspace(_abi.PrefillArgs, "prefill"))
 _register(COMMIT, _without_workspace(_abi.CommitArgs, "commit"))

@@ -29,6 +29,36 @@ enum { RSSM_MAMBA2 = 1, RSSM_GDN = 2 };
  */
 enum { RSSM_UPDATE_PROGRAMMATIC_LAUNCH = 1 };
 
+/*
+ * The kernels of a step. PLAIN: one token a row, the state in registers. DIRECT: a CTA for each head. STREAMED: persistent
+ * CTAs that are dealt the heads of all rows. PARTS: states that are not float32, a CTA for some heads of a group.
+ */
+enum { RSSM_UPDATE_PLAIN = 1, RSSM_UPDATE_DIRECT = 2, RSSM_UPDATE_STREAMED = 3, RSSM_UPDATE_PARTS = 4 };
+
+/*
+ * Launch constants for callers who have measured them; each 0 is the library's choice. A number needs a kernel that takes
+ * it. Which kernel runs changes the order of sums, within the same bounds; the numbers only deal out the work. Captured
+ * work keeps what it was captured with.
+ */
+typedef struct rssm_update_launch {
+  int32_t kernel;          /* RSSM_UPDATE_PLAIN or another */
+  int32_t multiprocessors; /* STREAMED: CTAs, 1..multiprocessors of the device */
+  int32_t run_heads;       /* STREAMED: heads of a run dealt in turn; divides H / G */
+  int32_t piece_heads;     /* STREAMED: heads of a piece drawn from a counter; divides H / G and run_heads. PARTS: of a CTA */
+  int32_t drawn_rounds;    /* STREAMED: whole rounds of runs that are drawn as pieces, at most as many as there are */
+  int32_t stages;          /* PARTS: heads in flight of a warp, 1 or 2 */
+} rssm_update_launch;
+
+/* The launch that a step takes. STREAMED: `rounds` runs of run_heads to each worker, then `pieces`, single heads last. */
+typedef struct rssm_update_plan {
+  int32_t kernel;                      /* RSSM_UPDATE_PLAIN or another; 0: nothing to launch */
+  int32_t ctas, threads, shared_bytes; /* threads and dynamic shared memory of a CTA */
+  int32_t stages;                      /* states in flight in a CTA (PARTS: in a warp); 0: no ring of stages */
+  int32_t workers, rounds, run_heads;  /* STREAMED */
+  int32_t pieces, piece_heads;         /* STREAMED; PARTS: piece_heads of a CTA */
+  int32_t single_heads;                /* STREAMED: of the pieces, those of one head at the end */
+} rssm_update_plan;
+
 /* The most that rssm_update_workspace ever asks for: what a host reserves before it knows the sizes. */
 #define RSSM_UPDATE_MAX_WORKSPACE_BYTES 16
 
@@ -41,6 +71,7 @@ typedef struct rssm_update_args {
   int32_t head_offset;  /* global index of head 0 (tensor parallelism), keys stochastic rounding */
   uint32_t flags;       /* RSSM_UPDATE_* */
   int32_t reserved;     /* 0 */
+  rssm_update_launch launch; /* zero: the library chooses */
 
   rssm_tensor slot;       /* [B] int32, any stride; -1 = padding */
   rssm_tensor num_tokens; /* [B] int32, any stride; 0..T, clamped */
@@ -82,6 +113,15 @@ RSSM_API rssm_status rssm_update_workspace(const rssm_update_args* args, size_t*
 /* Enqueues the step on `stream` (a cudaStream_t). Allocates nothing and does not synchronise. */
 RSSM_API rssm_status rssm_update(const rssm_update_args* args, void* workspace, size_t workspace_bytes, void* stream,
                                  rssm_error* error);
+
+/*
+ * The launch that such a step takes on a device of `multiprocessors`: as numbers, and in words into text (NUL-terminated,
+ * truncated when too long). Pure functions of the sizes and of args->launch: no device is looked at.
+ */
+RSSM_API rssm_status rssm_update_launch_plan(const rssm_update_args* args, int32_t multiprocessors,
+                                             rssm_update_plan* plan, rssm_error* error);
+RSSM_API rssm_status rssm_update_launch_text(const rssm_update_args* args, int32_t multiprocessors, char* text,
+                                             size_t text_bytes, rssm_error* error);
 
 /* The combinations this library holds, one per line, for messages and tests. */
 RSSM_API const char* rssm_update_supported(void);

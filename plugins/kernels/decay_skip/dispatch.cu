@@ -37,7 +37,7 @@ SkippingLauncher findSkippingUpdate(ActivationType act, const UpdateParams& p) {
   const Entry* best = nullptr;
   for (const Entry& entry : kEntries) {
     const bool fits = entry.act == act && entry.headDim == p.headDim && entry.stateDim == p.stateDim &&
-                      entry.maxTokens >= p.tokens && entry.plan(p).stages > 0;
+                      entry.maxTokens >= p.tokens && entry.plan(p).rank > 0;
     if (fits && (best == nullptr || entry.maxTokens < best->maxTokens)) best = &entry;
   }
   return best == nullptr ? nullptr : best->launch;

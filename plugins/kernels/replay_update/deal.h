@@ -2,6 +2,7 @@
 #pragma once
 
 #include "params.h"
+#include "wish.h"
 
 namespace replayssm {
 
@@ -15,14 +16,18 @@ inline int wholeShare(const UpdateParams& p, int workers, int pieceHeads) {
 }
 
 // Whole groups in turn while there are two and more for each worker, else runs of four heads; of either all but the last
-// whole round, so that the rest can go to whoever is ready, in pieces, the last of them single heads.
-inline WorkDeal dealWork(const UpdateParams& p, int workers, int pieceHeads) {
+// whole round, so that the rest can go to whoever is ready, in pieces, the last of them single heads. What is wished
+// replaces the sizes of runs and pieces and the number of rounds left over; runs of another size than usual have pieces
+// that divide them.
+inline WorkDeal dealWork(const UpdateParams& p, int workers, int usualPiece, const LaunchWish& wish = {}) {
   WorkDeal deal{};
   const int items = p.rows * p.heads, groups = p.rows * p.groups;
-  pieceHeads = wholeShare(p, workers, pieceHeads);
+  int pieceHeads = wish.pieceHeads > 0 ? wish.pieceHeads : wholeShare(p, workers, usualPiece);
+  if (wish.runHeads > 0 && wish.pieceHeads == 0 && wish.runHeads % pieceHeads != 0) pieceHeads = 1;
   deal.pieceHeads = pieceHeads;
   deal.roundHeads = groups >= 2 * workers ? p.headsPerGroup : p.headsPerGroup % 4 == 0 ? 4 : pieceHeads;
-  deal.rounds = items / deal.roundHeads / workers - 1;
+  if (wish.runHeads > 0) deal.roundHeads = wish.runHeads;
+  deal.rounds = items / deal.roundHeads / workers - (wish.drawnRounds > 0 ? wish.drawnRounds : 1);
   if (deal.rounds < 0) deal.rounds = 0;
   deal.base = deal.rounds * workers * deal.roundHeads;
   const int rest = items - deal.base;
@@ -30,6 +35,14 @@ inline WorkDeal dealWork(const UpdateParams& p, int workers, int pieceHeads) {
   deal.large = (rest - singles) / pieceHeads;
   deal.pieces = deal.large + singles;
   return deal;
+}
+
+// Whether a wish can be dealt: no run or piece reaches into another group, and there are as many rounds to draw.
+inline bool dealable(const UpdateParams& p, int workers, const WorkDeal& deal, const LaunchWish& wish) {
+  const int rounds = p.rows * p.heads / deal.roundHeads / workers;
+  return p.headsPerGroup % deal.roundHeads == 0 && p.headsPerGroup % deal.pieceHeads == 0 &&
+         (deal.rounds == 0 || deal.roundHeads % deal.pieceHeads == 0) &&
+         wish.drawnRounds <= (rounds < 1 ? 1 : rounds);
 }
 
 }  // namespace replayssm

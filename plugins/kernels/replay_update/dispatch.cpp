@@ -4,13 +4,12 @@
 namespace replayssm {
 
 // Defined by the generated instantiation files, one each.
-#define RSSM_UPDATE(family, act, p, n, teams, tokens)                                                \
-  cudaError_t family##_##act##_##p##_##n##_##teams##_##tokens(const UpdateParams&, cudaStream_t);    \
-  UpdateLaunch family##_##act##_##p##_##n##_##teams##_##tokens##_plan(const UpdateParams&);
-#define RSSM_NARROW_UPDATE(family, recurrence, read, act, p, n, warps, tokens)                                  \
-  cudaError_t family##_##recurrence##_##read##_##act##_##p##_##n##_##warps##_##tokens(const UpdateParams&,      \
-                                                                                      cudaStream_t);            \
-  UpdateLaunch family##_##recurrence##_##read##_##act##_##p##_##n##_##warps##_##tokens##_plan(const UpdateParams&);
+#define RSSM_LAUNCHED(name)                                                  \
+  cudaError_t name(const UpdateParams&, const UpdateLaunch&, cudaStream_t);  \
+  UpdateLaunch name##_plan(const UpdateParams&, const LaunchWish&);
+#define RSSM_UPDATE(family, act, p, n, teams, tokens) RSSM_LAUNCHED(family##_##act##_##p##_##n##_##teams##_##tokens)
+#define RSSM_NARROW_UPDATE(family, recurrence, read, act, p, n, warps, tokens) \
+  RSSM_LAUNCHED(family##_##recurrence##_##read##_##act##_##p##_##n##_##warps##_##tokens)
 #define RSSM_WEIGHED_UPDATE(family, act, p, n, teams, tokens) RSSM_UPDATE(weighed_##family, act, p, n, teams, tokens)
 #define RSSM_PLAIN_UPDATE(family, act, p, n, warps) RSSM_UPDATE(plain_##family, act, p, n, warps, 1)
 #include "../plain_update/supported.inc"
@@ -19,6 +18,7 @@ namespace replayssm {
 #undef RSSM_UPDATE
 #undef RSSM_NARROW_UPDATE
 #undef RSSM_WEIGHED_UPDATE
+#undef RSSM_LAUNCHED
 
 namespace {
 
@@ -28,7 +28,7 @@ struct Entry {
   ActivationType act;
   int headDim, stateDim, maxTokens;
   UpdateLauncher launch;
-  UpdateLaunch (*plan)(const UpdateParams&);
+  UpdateLaunch (*plan)(const UpdateParams&, const LaunchWish&);
 };
 
 constexpr ActivationType kActivation_bf16 = ActivationType::kBfloat16;
@@ -65,23 +65,24 @@ const Entry kEntries[] = {
 
 }  // namespace
 
-UpdateLauncher findUpdate(UpdateFamily family, StateFormats formats, ActivationType act, const UpdateParams& p) {
+UpdateChoice findUpdate(UpdateFamily family, StateFormats formats, ActivationType act, const UpdateParams& p,
+                        const LaunchWish& wish) {
   const Entry* best = nullptr;
-  int bestStages = 0;
+  UpdateLaunch bestLaunch{};
   for (const Entry& entry : kEntries) {
     if (entry.family != family || entry.act != act) continue;
     if (entry.formats.recurrence != formats.recurrence || entry.formats.read != formats.read) continue;
     if (entry.headDim != p.headDim || entry.stateDim != p.stateDim) continue;
     if (entry.maxTokens < p.tokens) continue;
-    int stages = entry.plan(p).stages;
-    bool better = best == nullptr || entry.maxTokens < best->maxTokens ||
-                  (entry.maxTokens == best->maxTokens && stages > bestStages);
-    if (stages > 0 && better) {
+    const UpdateLaunch launch = entry.plan(p, wish);
+    const bool better = best == nullptr || entry.maxTokens < best->maxTokens ||
+                        (entry.maxTokens == best->maxTokens && launch.rank > bestLaunch.rank);
+    if (launch.rank > 0 && better) {
       best = &entry;
-      bestStages = stages;
+      bestLaunch = launch;
     }
   }
-  return best == nullptr ? nullptr : best->launch;
+  return {best == nullptr ? nullptr : best->launch, bestLaunch};
 }
 
 const char* supportedUpdates() {

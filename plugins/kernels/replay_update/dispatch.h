@@ -4,6 +4,7 @@
 #include <cuda_runtime_api.h>
 
 #include "params.h"
+#include "wish.h"
 
 namespace replayssm {
 
@@ -21,19 +22,27 @@ constexpr StateFormat kFormat_fp16 = StateFormat::kFloat16;
 constexpr StateFormat kFormat_fp8 = StateFormat::kE4m3;
 constexpr StateFormat kFormat_nvfp4 = StateFormat::kE2m1;
 
-// How a problem maps to a launch. stages = 0: the kernel's shared memory cannot hold it.
+// How a problem maps to a launch.
 struct UpdateLaunch {
-  bool direct;      // a CTA for each head instead of persistent ones
-  int workers;      // teams that get work
-  int pieceHeads;   // heads of a piece of work
-  int grid;         // CTAs, at most one per multiprocessor
-  int sharedBytes;
-  int stages;       // items in flight or in use, all teams of a CTA
+  int rank;  // between kernels built for as many tokens the highest is taken; 0: this one does not serve the problem
+  UpdateKernel kernel;
+  int grid, threads, sharedBytes;  // CTAs, threads and dynamic shared memory of each
+  int stages;                      // items in flight or in use, all teams of a CTA; 0: no ring of stages
+  int workers;                     // streamed: teams that get work
+  int partHeads;                   // parts: heads of a CTA
+  WorkDeal deal;                   // streamed
 };
 
-// The built kernel that serves the problem with the most items in flight, or null. Pure.
-using UpdateLauncher = cudaError_t (*)(const UpdateParams&, cudaStream_t);
-UpdateLauncher findUpdate(UpdateFamily family, StateFormats formats, ActivationType act, const UpdateParams& p);
+// A built kernel and how it is launched; launcher is null where none serves the problem.
+using UpdateLauncher = cudaError_t (*)(const UpdateParams&, const UpdateLaunch&, cudaStream_t);
+struct UpdateChoice {
+  UpdateLauncher launcher;
+  UpdateLaunch launch;
+};
+
+// Of the built kernels that serve the problem as wished, one for the fewest tokens. Pure.
+UpdateChoice findUpdate(UpdateFamily family, StateFormats formats, ActivationType act, const UpdateParams& p,
+                        const LaunchWish& wish);
 
 // One line per built combination.
 const char* supportedUpdates();

@@ -4,47 +4,43 @@
 #include <cuda_runtime.h>
 
 #include "../common/launch.cuh"
-#include "deal.h"
+#include "choose.h"
 #include "direct.cuh"
-#include "dispatch.h"
 #include "kernel.cuh"
 
 namespace replayssm {
 
-// Up to this much state a multiprocessor, starting a CTA for each head is quicker than filling a pipeline.
-constexpr int64_t kDirectBytes = 160 << 10;
 // Work is dealt in pieces of two heads while they are small; the last piece of the slowest team is the launch's tail.
 constexpr int kPairBytes = 48 << 10;
-constexpr int kMaxGridRows = 65535;
 
 template <class Traits>
-UpdateLaunch chooseLaunch(const UpdateParams& p) {
-  SharedLayout layout = sharedLayout<Traits>(p.window, p.tokens);
-  UpdateLaunch launch{};
-  int64_t items = static_cast<int64_t>(p.rows) * p.heads;
-  int64_t teams = static_cast<int64_t>(p.multiprocessors) * Traits::kTeams;
-  launch.stages = layout.stages * Traits::kTeams;
-  launch.direct = items * Traits::kStateBytes <= p.multiprocessors * kDirectBytes && p.rows <= kMaxGridRows;
-  launch.workers = static_cast<int>(items < teams ? items : teams);
-  launch.grid = static_cast<int>(items < p.multiprocessors ? items : p.multiprocessors);
-  launch.pieceHeads = p.headsPerGroup % 2 == 0 && Traits::kStateBytes <= kPairBytes ? 2 : 1;
-  launch.sharedBytes = launch.direct ? layout.keyBufferBytes + layout.stageBytes : layout.teamBytes * Traits::kTeams;
-  return launch;
+UpdateLaunch chooseLaunch(const UpdateParams& p, const LaunchWish& wish) {
+  const SharedLayout layout = sharedLayout<Traits>(p.window, p.tokens);
+  KernelSizes sizes{};
+  sizes.headBytes = int64_t{Traits::kStateBytes};
+  sizes.parts = 1;
+  sizes.directThreads = 32 * Traits::kWarps;
+  sizes.directBytes = layout.keyBufferBytes + layout.stageBytes;
+  sizes.teams = Traits::kTeams;
+  sizes.stages = layout.stages;
+  sizes.streamedThreads = Traits::kThreads;
+  sizes.streamedBytes = layout.teamBytes * Traits::kTeams;
+  sizes.pieceHeads = p.headsPerGroup % 2 == 0 && Traits::kStateBytes <= kPairBytes ? 2 : 1;
+  return chooseFloat32(p, sizes, wish);
 }
 
 template <class Traits>
-cudaError_t launchUpdate(const UpdateParams& problem, cudaStream_t stream) {
+cudaError_t launchUpdate(const UpdateParams& problem, const UpdateLaunch& launch, cudaStream_t stream) {
   UpdateParams p = problem;
-  const UpdateLaunch launch = chooseLaunch<Traits>(p);
+  p.deal = launch.deal;
   const SharedLayout layout = sharedLayout<Traits>(p.window, p.tokens);
-  p.deal = dealWork(p, launch.workers, launch.pieceHeads);
-  if (launch.direct) {
+  if (launch.kernel == UpdateKernel::kDirect) {
     dim3 grid(static_cast<unsigned>(p.heads), static_cast<unsigned>(p.rows));
-    return launchLarge(stream, p.programmaticLaunch, directUpdateKernel<Traits>, grid, 32 * Traits::kWarps,
+    return launchLarge(stream, p.programmaticLaunch, directUpdateKernel<Traits>, grid, launch.threads,
                        launch.sharedBytes, p, layout);
   }
   return launchLarge(stream, p.programmaticLaunch, streamedUpdateKernel<Traits>, dim3(static_cast<unsigned>(launch.grid)),
-                     Traits::kThreads, launch.sharedBytes, p, layout, launch.workers);
+                     launch.threads, launch.sharedBytes, p, layout, launch.workers);
 }
 
 }  // namespace replayssm

@@ -49,7 +49,15 @@ from trtllm_replayssm.ops._abi.records import (
 )
 from trtllm_replayssm.ops._abi.slots import ClearStateArgs, ResetSlotsArgs, StateExportArgs, StateImportArgs
 from trtllm_replayssm.ops._abi.tokens import DrawArgs, PromptLookupArgs, StepInputsArgs, StepOutcomeArgs
-from trtllm_replayssm.ops._abi.update import UPDATE_PROGRAMMATIC_LAUNCH, CommitArgs, DecaySkipArgs, Kind, UpdateArgs
+from trtllm_replayssm.ops._abi.update import (
+    UPDATE_PROGRAMMATIC_LAUNCH,
+    CommitArgs,
+    DecaySkipArgs,
+    Kind,
+    LaunchConstants,
+    LaunchPlan,
+    UpdateArgs,
+)
 
 __all__ = [
     "ABI_VERSION",
@@ -80,6 +88,8 @@ __all__ = [
     "Function",
     "GatedRmsNormArgs",
     "Kind",
+    "LaunchConstants",
+    "LaunchPlan",
     "Library",
     "PackedLinearArgs",
     "PackedWeights",

@@ -24,7 +24,7 @@ from trtllm_replayssm.ops._abi.prefill import PrefillArgs, PrefillCommitArgs
 from trtllm_replayssm.ops._abi.records import ABI_VERSION, Args, ErrorRecord, Status
 from trtllm_replayssm.ops._abi.slots import ClearStateArgs, ResetSlotsArgs, StateExportArgs, StateImportArgs
 from trtllm_replayssm.ops._abi.tokens import DrawArgs, PromptLookupArgs, StepInputsArgs, StepOutcomeArgs
-from trtllm_replayssm.ops._abi.update import CommitArgs, DecaySkipArgs, UpdateArgs
+from trtllm_replayssm.ops._abi.update import CommitArgs, DecaySkipArgs, LaunchPlan, UpdateArgs
 
 TEXT_CHARS = 512  # of a launch in words
 _ERRORS: dict[Status, type[ReplaySSMError]] = {
@@ -79,6 +79,16 @@ class Library:
             ctypes.c_size_t(workspace_bytes),
             ctypes.c_void_p(stream),
         )
+
+    def update_launch_plan(self, args: UpdateArgs, multiprocessors: int) -> LaunchPlan:
+        """The launch of such a step on a device of that many multiprocessors, in numbers. Looks at no device."""
+        plan = LaunchPlan()
+        self._call("rssm_update_launch_plan", _sized(args), ctypes.c_int32(multiprocessors), ctypes.byref(plan))
+        return plan
+
+    def update_launch_text(self, args: UpdateArgs, multiprocessors: int) -> str:
+        """The same in words."""
+        return self._text("rssm_update_launch_text", args, multiprocessors)
 
     def decay_skip_update(self, args: DecaySkipArgs, workspace: int, workspace_bytes: int, stream: int) -> None:
         """Enqueue one step that reads no checkpoint of a faded head on `stream`; workspace as for `update`."""

@@ -17,6 +17,23 @@ class Kind(IntEnum):
     GDN = 2
 
 
+class LaunchConstants(ctypes.Structure):
+    """rssm_update_launch: what a step asks of its launch; zero: the library's choice."""
+
+    _fields_ = [(name, ctypes.c_int32) for name in (
+        "kernel", "multiprocessors", "run_heads", "piece_heads", "drawn_rounds", "stages",
+    )]  # fmt: skip
+
+
+class LaunchPlan(ctypes.Structure):
+    """rssm_update_plan: the launch that a step takes; see update.h."""
+
+    _fields_ = [(name, ctypes.c_int32) for name in (
+        "kernel", "ctas", "threads", "shared_bytes", "stages", "workers", "rounds", "run_heads", "pieces",
+        "piece_heads", "single_heads",
+    )]  # fmt: skip
+
+
 class UpdateArgs(Args):
     """rssm_update_args: one decode step of one layer; see update.h for every field's shape and dtype."""
 
@@ -28,6 +45,7 @@ class UpdateArgs(Args):
             "head_offset": ctypes.c_int32,
             "flags": ctypes.c_uint32,
             "reserved": ctypes.c_int32,
+            "launch": LaunchConstants,
         },
         "slot", "num_tokens", "origin", "h", "position", "seed",
         "value", "k", "q", "dt", "a", "skip", "log_decay", "beta", "out",
