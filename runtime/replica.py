@@ -37,7 +37,7 @@ from trtllm_replayssm.runtime.speculative.mtp import MtpDrafter
 from trtllm_replayssm.runtime.speculative.ngram import NGramDrafter
 from trtllm_replayssm.runtime.step import SessionHead
 from trtllm_replayssm.runtime.text.tokenizer import Tokenizer, load_tokenizer
-from trtllm_replayssm.runtime.tuning import with_tuned_window
+from trtllm_replayssm.runtime.tuning import with_tuned
 from trtllm_replayssm.shapes import ModelGeometry
 from trtllm_replayssm.weights.checkpoint import Checkpoint
 from trtllm_replayssm.weights.sizes import checkpoint_bytes
@@ -131,7 +131,9 @@ def build_engine(model: str | Path, tokenizer: object, options: ReplicaOptions) 
     automatic = options.max_batch_size is None and options.device != "cpu"
     if options.replay is None:
         batch = MAX_PLANNED_BATCH if automatic else options.batch
-        replay = with_tuned_window(replay, geometry.ssm, _device_name(options.device), batch)
+        replay = with_tuned(replay, geometry.ssm, _device_name(options.device), batch)
+        if options.tensor_parallel_size > 1:
+            replay = replace(replay, launches=())  # measured with all of the model's heads
     pool = PoolConfig(
         slots=options.batch,
         max_seq_len=_max_seq_len(options.max_seq_len, geometry),

@@ -1,6 +1,7 @@
-"""The file of tuned windows: `trtllm-replayssm tune` writes it, an engine without explicit replay settings reads it.
+"""The file of tuned windows and launches: `trtllm-replayssm tune` writes it, an engine without explicit replay settings
+reads it.
 
-It is read only where the environment variable REPLAYSSM_TUNE names it: a window never changes silently.
+It is read only where the environment variable REPLAYSSM_TUNE names it: neither ever changes silently.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ from typing import Any
 
 from trtllm_replayssm.config import ReplayConfig
 from trtllm_replayssm.errors import ConfigError
+from trtllm_replayssm.launches import TunedLaunch, UpdateLaunch
 from trtllm_replayssm.shapes import SsmShape
 
 VARIABLE = "REPLAYSSM_TUNE"
-VERSION = 1
+VERSION = 2
 
 
 def tune_key(shape: SsmShape, config: ReplayConfig, gpu: str) -> str:
@@ -29,27 +31,34 @@ def tune_key(shape: SsmShape, config: ReplayConfig, gpu: str) -> str:
 
 
 def read_tune_file(path: Path) -> dict[str, list[dict[str, Any]]]:
-    """Entries by key; empty when there is no file. Raises ConfigError for a file that is not ours."""
+    """Entries by key; empty when there is no file. Raises ConfigError for a file of another version or kind.
+
+    An entry has batch, window and launch at least; launch: an entry of `UpdateLaunch`, None: the library's choice.
+    """
     if not path.exists():
         return {}
+    version: object = None
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-        entries = data["entries"]
-        known = data["version"] == VERSION and all(
-            isinstance(e["window"], int) and isinstance(e["batch"], int) for found in entries.values() for e in found
-        )
-    except (ValueError, KeyError, TypeError, AttributeError):
+        version, entries = data["version"], data["entries"]
+        known = version == VERSION
+        for entry in (e for found in entries.values() for e in found if known):
+            known = isinstance(entry["window"], int) and isinstance(entry["batch"], int)
+            if entry["launch"] is not None:
+                UpdateLaunch.of_entry(entry["launch"])
+    except (ValueError, KeyError, TypeError, AttributeError, ConfigError):
         known = False
     if not known:
+        got = f"version {version}" if isinstance(version, int) and version != VERSION else "another file"
         raise ConfigError(
-            "tune", str(path), expected=f"a tune file of version {VERSION}", got="another file",
+            "tune", str(path), expected=f"a tune file of version {VERSION}", got=got,
             hint="Delete it and run trtllm-replayssm tune again",
         )  # fmt: skip
     return dict(entries)
 
 
 def add_entry(path: Path, key: str, entry: Mapping[str, Any]) -> None:
-    """Add an entry, in place of one of the same batch. entry: window, batch, accepted and anything that explains it."""
+    """Add an entry, in place of one of the same batch. entry: batch, window, launch and anything that explains them."""
     entries = read_tune_file(path)
     kept = [e for e in entries.get(key, []) if e["batch"] != entry["batch"]]
     entries[key] = sorted([*kept, dict(entry)], key=lambda e: e["batch"])
@@ -59,13 +68,21 @@ def add_entry(path: Path, key: str, entry: Mapping[str, Any]) -> None:
     os.replace(part, path)
 
 
-def with_tuned_window(config: ReplayConfig, shape: SsmShape, gpu: str, batch: int) -> ReplayConfig:
-    """The settings with the window of the entry of the closest batch; unchanged without a file or an entry."""
+def with_tuned(config: ReplayConfig, shape: SsmShape, gpu: str, batch: int) -> ReplayConfig:
+    """The settings with the window of the entry of the closest batch, and with the launches measured at that window.
+
+    A launch serves steps of exactly the batch it was measured at. Unchanged without a file or an entry.
+    """
     name = os.environ.get(VARIABLE)
     if not name:
         return config
     found = read_tune_file(Path(name)).get(tune_key(shape, config, gpu), [])
     if not found:
         return config
-    closest = min(found, key=lambda e: abs(math.log(e["batch"] / batch)))
-    return replace(config, window=closest["window"])
+    window = min(found, key=lambda e: abs(math.log(e["batch"] / batch)))["window"]
+    launches = tuple(
+        TunedLaunch(rows=e["batch"], tokens=config.max_step_tokens, launch=UpdateLaunch.of_entry(e["launch"]))
+        for e in found
+        if e["window"] == window and e["launch"] is not None
+    )
+    return replace(config, window=window, launches=launches)

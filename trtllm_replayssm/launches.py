@@ -66,6 +66,28 @@ class UpdateLaunch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchPlan:
+    """The launch that a step takes. The fields of rssm_update_plan; see update.h.
+
+    kernel: an UpdateKernel, 0: nothing to launch. threads, shared_bytes: of a CTA. STREAMED: `rounds` runs of
+    run_heads to each worker, then `pieces` of piece_heads, the last single_heads of them of one head. PARTS:
+    piece_heads of a CTA.
+    """
+
+    kernel: int
+    ctas: int
+    threads: int
+    shared_bytes: int
+    stages: int
+    workers: int
+    rounds: int
+    run_heads: int
+    pieces: int
+    piece_heads: int
+    single_heads: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TunedLaunch:
     """A launch for steps of exactly `rows` rows, padding counted, of `tokens` tokens each."""
 

@@ -16,7 +16,7 @@ from trtllm_replayssm.bench.cases import kernel_shapes
 from trtllm_replayssm.cli import main
 from trtllm_replayssm.config import ReplayConfig
 from trtllm_replayssm.errors import ConfigError
-from trtllm_replayssm.runtime.tuning import VARIABLE, add_entry, read_tune_file, tune_key, with_tuned_window
+from trtllm_replayssm.runtime.tuning import VARIABLE, add_entry, read_tune_file, tune_key, with_tuned
 from trtllm_replayssm.spec.traffic import best_window
 from trtllm_replayssm.spec.tuning import choose_window, fit_times
 from trtllm_replayssm.weights.checkpoint import Checkpoint
@@ -107,11 +107,17 @@ def test_the_closest_batch_counts_and_a_foreign_file_is_refused(
         shape = checkpoint.geometry.ssm
     file, config = tmp_path / "tune.json", ReplayConfig()
     for batch, window in ((1, 30), (256, 12), (1, 31)):
-        add_entry(file, tune_key(shape, config, "cpu"), {"batch": batch, "window": window, "accepted": 1.0})
+        add_entry(file, tune_key(shape, config, "cpu"), {"batch": batch, "window": window, "launch": None})
     monkeypatch.setenv(VARIABLE, str(file))
-    assert [with_tuned_window(config, shape, "cpu", b).window for b in (1, 12, 40, 512)] == [31, 31, 12, 12]
-    assert with_tuned_window(config, shape, "NVIDIA H200", 1) == config
-    assert with_tuned_window(replace(config, max_step_tokens=2), shape, "cpu", 1).window == 16
-    file.write_text('{"version": 1, "entries": {"a": [{"window": "12"}]}}')
-    with pytest.raises(ConfigError, match="another file"):
-        read_tune_file(file)
+    assert [with_tuned(config, shape, "cpu", b).window for b in (1, 12, 40, 512)] == [31, 31, 12, 12]
+    assert with_tuned(config, shape, "NVIDIA H200", 1) == config
+    assert with_tuned(replace(config, max_step_tokens=2), shape, "cpu", 1).window == 16
+    for text, got in (
+        ('{"version": 1, "entries": {"a": [{"window": 12, "batch": 1}]}}', "version 1"),
+        ('{"version": 2, "entries": {"a": [{"window": "12", "batch": 1, "launch": null}]}}', "another file"),
+        ('{"version": 2, "entries": {"a": [{"window": 9, "batch": 1, "launch": {"kernel": "x"}}]}}', "another file"),
+        ("[]", "another file"),
+    ):
+        file.write_text(text)
+        with pytest.raises(ConfigError, match=f"version 2, got {got}.*run trtllm-replayssm tune again"):
+            read_tune_file(file)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from trtllm_replayssm.errors import ContractError
+from trtllm_replayssm.launches import UpdateKernel
 from trtllm_replayssm.ops import _abi
 from trtllm_replayssm.ops._abi.entry_points import _error
 
@@ -18,6 +19,8 @@ HEADERS = sorted(path.name for path in (INCLUDE / "replayssm").glob("*.h"))
 STRUCTS = {
     "rssm_error": _abi.ErrorRecord,
     "rssm_tensor": _abi.Tensor,
+    "rssm_update_launch": _abi.LaunchConstants,
+    "rssm_update_plan": _abi.LaunchRecord,
     "rssm_update_args": _abi.UpdateArgs,
     "rssm_decay_skip_args": _abi.DecaySkipArgs,
     "rssm_commit_args": _abi.CommitArgs,
@@ -51,6 +54,7 @@ CONSTANTS = {
     "RSSM_MAX_RANK": _abi.MAX_RANK,
     "RSSM_ERROR_CHARS": _abi.ERROR_CHARS,
     "RSSM_UPDATE_PROGRAMMATIC_LAUNCH": _abi.UPDATE_PROGRAMMATIC_LAUNCH,
+    **{f"RSSM_UPDATE_{kernel.name}": int(kernel) for kernel in UpdateKernel},
     "RSSM_CONVENTIONAL_PROGRAMMATIC_LAUNCH": _abi.CONVENTIONAL_PROGRAMMATIC_LAUNCH,
     "RSSM_CONV1D_PROGRAMMATIC_LAUNCH": _abi.CONV1D_PROGRAMMATIC_LAUNCH,
     "RSSM_NORM_PROGRAMMATIC_LAUNCH": _abi.NORM_PROGRAMMATIC_LAUNCH,

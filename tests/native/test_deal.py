@@ -78,7 +78,7 @@ def test_every_head_is_dealt_once(program: Path, rows: int, heads: int, groups: 
 def test_every_head_is_dealt_once_as_asked_where_that_can_be_dealt(
     program: Path, rows: int, heads: int, groups: int, teams: int, piece: int
 ) -> None:
-    """Sizes of runs and pieces and rounds to draw, possible and impossible ones: what is let through is a whole deal."""
+    """Sizes of runs and pieces and rounds to draw, impossible ones too: what is let through is a whole deal."""
     workers, through = min(teams, rows * heads), 0
     for run in (0, 1, 2, 3, 4, 8, heads // groups):
         for asked in (0, 1, 2, 3, 4, 8):

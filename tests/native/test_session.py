@@ -20,6 +20,7 @@ from tests.native import harness
 from tests.paths import EXAMPLES
 from trtllm_replayssm.config import PoolConfig, ReplayConfig
 from trtllm_replayssm.dtypes import ActivationDtype
+from trtllm_replayssm.launches import TunedLaunch
 from trtllm_replayssm.ops.dtypes import torch_dtype
 from trtllm_replayssm.runtime.pools.state_pools import StatePools
 from trtllm_replayssm.runtime.session import torch_session
@@ -45,10 +46,10 @@ def weights(model: Path, device: str, activation: ActivationDtype) -> TorchWeigh
 
 def open_session(
     model: Path, device: str, widest: int, activation: ActivationDtype = ActivationDtype.BFLOAT16, *,
-    conventional: bool = False, debug: bool = True,
+    conventional: bool = False, debug: bool = True, launches: tuple[TunedLaunch, ...] = (),
 ) -> TorchSession:  # fmt: skip
     pool = PoolConfig(slots=3, max_seq_len=160, activation=activation)
-    replay = ReplayConfig(window=16, max_step_tokens=widest)
+    replay = ReplayConfig(window=16, max_step_tokens=widest, launches=launches)
     with Checkpoint.open(model) as checkpoint:
         geometry = checkpoint.geometry
     pools = StatePools.allocate(geometry, replay, pool, conventional=conventional, device=torch.device(device))

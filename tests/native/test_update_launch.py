@@ -69,9 +69,9 @@ def text(library: _abi.Library, shape: SsmShape, rows: int, **options: Any) -> s
         (SUPER, 1, {}, "plain: 128 CTAs of 256 threads and"),
         (SUPER, 4, {}, "direct: 512 CTAs of 128 threads and"),
         (SUPER, 1, {"tokens": 2}, "direct: 128 CTAs of 128 threads and"),
-        (SUPER, 256, {}, "10 stages, 264 workers: 6 rounds of 16 heads, 3584 pieces of 2 heads, 264 of single heads"),
+        (SUPER, 256, {}, "6 stages, 264 workers: 6 rounds of 16 heads, 3580 pieces of 2 heads, 264 of single heads"),
         (SUPER, 256, {"narrow": True}, "parts: 2048 CTAs of 128 threads and"),
-        (QWEN, 256, {}, "132 workers: 61 rounds of 1 heads, 140 pieces of 1 heads, 0 of single heads"),
+        (QWEN, 256, {}, "132 workers: 30 rounds of 2 heads, 70 pieces of 2 heads, 132 of single heads"),
         (SUPER, 0, {}, "nothing to launch"),
     ],
 )  # fmt: skip

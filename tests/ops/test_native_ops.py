@@ -16,6 +16,7 @@ from tests.ops.layers import ssm_shape
 from trtllm_replayssm.config import ReplayConfig
 from trtllm_replayssm.dtypes import StateFormat
 from trtllm_replayssm.errors import ConfigError, ContractError, UnsupportedError
+from trtllm_replayssm.launches import TunedLaunch, UpdateKernel, UpdateLaunch
 from trtllm_replayssm.ops import _abi, native_library, torch_ops
 from trtllm_replayssm.ops.layer_state import CursorTensors, ReplayLayerState, StepRows
 from trtllm_replayssm.ops.native import Convolution, NativeOps
@@ -131,6 +132,46 @@ def test_the_library_gets_the_inputs_of_a_recurrence_by_their_names(
     assert (args.conv.x.data, args.conv.out.data) == (x.data_ptr(), conv.out.data_ptr())
     assert args.decay_out.data == decay.data_ptr() and args.conv.bias.rank == 0
     assert (args.beta_in.rank, args.a_log.rank, args.beta_out.rank) == ((3, 1, 3) if gdn else (0, 0, 0))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_step_asks_for_the_launch_of_its_rows_and_tokens(kind: SsmKind, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The part of the operation behind the device check, on CPU tensors: two rows of two tokens."""
+    calls: list[_abi.UpdateArgs] = []
+    native = SimpleNamespace(update=lambda args, workspace, size, stream: calls.append(args))
+    monkeypatch.setattr(torch_ops, "installed_library", lambda: native)
+    monkeypatch.setattr(torch_ops, "current_stream", lambda tensor: 11)
+    launch = torch_ops.launcher(torch_ops.UPDATE, torch_ops.update_call)
+    monkeypatch.setattr(
+        torch.ops.replayssm, "update", lambda **given: launch(*[given[name] for name in torch_ops.UPDATE.names])
+    )
+    runs = UpdateLaunch(kernel=UpdateKernel.STREAMED, run_heads=2)
+    for rows, tokens in ((2, 2), (3, 2), (2, 1)):
+        tuned = (TunedLaunch(rows=rows, tokens=tokens, launch=runs),)
+        state, cursors = layer(kind, max_step_tokens=2, launches=tuned)
+        step(kind, state, cursors, NativeOps(FakeLibrary(0), CPU))  # type: ignore[arg-type]
+    asked = [[getattr(args.launch, name) for name, _ in args.launch._fields_] for args in calls]
+    assert asked == [runs.numbers, [0] * 6, [0] * 6] and calls[0].launch.run_heads == 2
+
+
+def test_a_launch_that_the_library_refuses_is_named_when_the_session_is_made() -> None:
+    refusal = ContractError("rssm_update_launch_plan", "launch", expected="kernel 2 (direct)", got="kernel 1")
+    asked: list[tuple[_abi.UpdateArgs, int]] = []
+
+    def plan(args: _abi.UpdateArgs, multiprocessors: int) -> None:
+        asked.append((args, multiprocessors))
+        if args.launch.kernel == UpdateKernel.PLAIN:
+            raise refusal
+
+    library = SimpleNamespace(update_launch_plan=plan)
+    tuned = [TunedLaunch(rows=7, tokens=2, launch=UpdateLaunch(kernel=k)) for k in UpdateKernel]
+    state, cursors = layer(SsmKind.GDN, max_step_tokens=2, launches=tuple(tuned[1:]))
+    ops = NativeOps(library, CPU)  # type: ignore[arg-type]
+    ops.require_launches(state, cursors, torch.bfloat16, 132)
+    assert [(list(args.value.shape)[:2], m) for args, m in asked] == [([7, 2], 132)] * 3
+    state, cursors = layer(SsmKind.GDN, max_step_tokens=2, launches=tuple(tuned[:1]))
+    with pytest.raises(ConfigError, match=r"7 rows of 2 tokens: expected kernel 2 \(direct\), got plain.*tune again"):
+        ops.require_launches(state, cursors, torch.bfloat16, 132)
 
 
 @pytest.mark.parametrize("kind", KINDS)

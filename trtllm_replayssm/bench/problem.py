@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from trtllm_replayssm.bench.cases import KernelCase, Operation
-from trtllm_replayssm.launches import UpdateLaunch
+from trtllm_replayssm.launches import LaunchPlan, UpdateLaunch
 from trtllm_replayssm.ops import _abi, torch_ops
 from trtllm_replayssm.ops.layer_state import CursorTensors, ReplayLayerState
 from trtllm_replayssm.ops.native import registers, state_tensors
@@ -107,6 +107,10 @@ class Problem:
             self.library.prefill(self._prefill_args(rotation, h), *workspace)
         else:
             self.library.update(self._update_args(rotation, h, int(programmatic)), *workspace)
+
+    def plan(self, multiprocessors: int) -> LaunchPlan:
+        """The launch that the update takes on a device of so many multiprocessors."""
+        return self.library.update_launch_plan(self._update_args(0, 0, 0), multiprocessors)
 
     def set_pending(self, h: int) -> None:
         """Make h the committed records of every slot, as a reader of the cursors sees them."""

@@ -1,4 +1,4 @@
-"""`trtllm-replayssm tune`: chooses the window for a model, GPU, batch, T and acceptance, explains it and records it."""
+"""`trtllm-replayssm tune`: chooses window and launch for a model, GPU, batch, T and acceptance, and says why."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 from trtllm_replayssm.bench.cases import KernelCase, Operation, kernel_shapes
 from trtllm_replayssm.cli.options import add_replay_options, replay_config
+from trtllm_replayssm.config import ReplayConfig
 from trtllm_replayssm.dtypes import StateFormat
 from trtllm_replayssm.errors import ConfigError
 from trtllm_replayssm.runtime.tuning import VARIABLE, add_entry, tune_key
@@ -25,9 +26,10 @@ def add_command(commands: Any) -> None:
     """Register the command."""
     parser = commands.add_parser(
         "tune",
-        help="choose the window for a model, GPU, batch and acceptance",
-        description="Chooses the window L by the traffic model, and by kernel times where there are any; writes it to "
-        f"a file that engines read where the variable {VARIABLE} names it.",
+        help="choose the window and the launch for a model, GPU, batch and acceptance",
+        description="Chooses the window L by the traffic model, and by kernel times where there are any, and with "
+        "--measure how the update is launched at this batch; writes both to a file that engines read where the "
+        f"variable {VARIABLE} names it.",
     )  # fmt: skip
     parser.add_argument("model", help="a checkpoint directory, or the name of a preset")
     parser.add_argument("--gpu", default="cpu", help='name as the driver gives it, "NVIDIA H200" (default: cpu)')
@@ -39,7 +41,8 @@ def add_command(commands: Any) -> None:
         help="kernel times: JSON of bench kernel, one object a line or {meta, rows}",
     )  # fmt: skip
     parser.add_argument("--measure", action="store_true", help="time the native kernels here (needs the GPU)")
-    parser.add_argument("--file", type=Path, required=True, help="the file of tuned windows")
+    parser.add_argument("--keep-window", action="store_true", help="take --window as it is, choose the launch only")
+    parser.add_argument("--file", type=Path, required=True, help="the file of tuned windows and launches")
     add_replay_options(parser)
     parser.set_defaults(run=run)
 
@@ -48,26 +51,61 @@ def run(arguments: argparse.Namespace) -> int:
     """Choose, explain, record."""
     geometry = _geometry(arguments.model)
     tokens = arguments.step_tokens
-    arguments.window = max(arguments.window, tokens)  # what is chosen replaces it
+    if not arguments.keep_window:
+        arguments.window = max(arguments.window, tokens)  # what is chosen replaces it
     config = replay_config(arguments, tokens)
     accepted = float(tokens) if arguments.accepted is None else arguments.accepted
     if arguments.batch < 1:
         raise ConfigError("tune", "--batch", expected="a positive integer", got=arguments.batch)
-    rows, gpu = _times(arguments, geometry.ssm)
-    name = shape_name(geometry.ssm)
-    plain = config.recurrence is StateFormat.FLOAT32 and config.read is None
-    times = fit_times(rows, name, arguments.batch, tokens) if name and plain else None
-    choice = choose_window(geometry.ssm, config, accepted, times)
-    key = tune_key(geometry.ssm, config, gpu)
-    for line in choice.why:
+    window, gpu = _window(arguments, geometry.ssm, config, accepted)
+    launch = _launch(arguments, geometry.ssm, replace(config, window=window["window"]), accepted)
+    why = [*window.pop("why"), *launch.pop("why")]
+    for line in why:
         print(line)
-    add_entry(
-        arguments.file, key,
-        {"batch": arguments.batch, "accepted": accepted, "window": choice.window, "by_traffic": choice.by_traffic,
-         "by_time": choice.by_time, "why": list(choice.why)},
-    )  # fmt: skip
+    key = tune_key(geometry.ssm, config, gpu)
+    add_entry(arguments.file, key, {"batch": arguments.batch, "accepted": accepted, **window, **launch, "why": why})
     print(f"written to {arguments.file}: {key}, batch {arguments.batch}")
     return 0
+
+
+def _window(
+    arguments: argparse.Namespace, shape: SsmShape, config: ReplayConfig, accepted: float
+) -> tuple[dict[str, Any], str]:
+    """The entry's fields of the window, with why; and the GPU's name."""
+    if arguments.keep_window:
+        gpu = _measured_gpu() if arguments.measure else arguments.gpu
+        return {"window": config.window, "why": [f"taken: L = {config.window}, as given"]}, gpu
+    rows, gpu = _times(arguments, shape)
+    name = shape_name(shape)
+    plain = config.recurrence is StateFormat.FLOAT32 and config.read is None
+    times = fit_times(rows, name, arguments.batch, config.max_step_tokens) if name and plain else None
+    choice = choose_window(shape, config, accepted, times)
+    fields = {"window": choice.window, "by_traffic": choice.by_traffic, "by_time": choice.by_time}
+    return {**fields, "why": list(choice.why)}, gpu
+
+
+def _launch(
+    arguments: argparse.Namespace, shape: SsmShape, config: ReplayConfig, accepted: float
+) -> dict[str, Any]:
+    """The entry's fields of the launch, with why."""
+    if not arguments.measure:
+        return {"launch": None, "why": ["launch: left to the library; --measure times others on the GPU"]}
+    from trtllm_replayssm.bench.launch_timing import tune_launch
+    from trtllm_replayssm.ops.native_library import installed_library
+
+    case = _case(shape, arguments.batch, config)
+    choice = tune_launch(case, max(1, round(accepted)), installed_library())
+    return {"launch": None if choice.launch is None else choice.launch.entry(), "why": list(choice.why)}
+
+
+def _case(shape: SsmShape, batch: int, config: ReplayConfig) -> KernelCase:
+    name = shape_name(shape)
+    if name is None:
+        raise ConfigError("tune", "--measure", expected=f"a layer shape of {', '.join(kernel_shapes())}", got=shape)
+    return KernelCase(
+        shape_name=name, shape=shape, suite="tune", operation=Operation.UPDATE, rows=batch,
+        tokens=config.max_step_tokens, window=config.window, recurrence=config.recurrence, read=config.read,
+    )  # fmt: skip
 
 
 def shape_name(shape: SsmShape) -> str | None:
@@ -106,22 +144,18 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
         raise ConfigError("tune", f"--results {path}", expected="JSON of bench kernel", got=str(error)) from error
 
 
-def _measure(shape: SsmShape, batch: int, tokens: int) -> tuple[list[dict[str, Any]], str]:
+def _measured_gpu() -> str:
     from trtllm_replayssm.bench.machine import describe
+
+    return describe()["gpu"]
+
+
+def _measure(shape: SsmShape, batch: int, tokens: int) -> tuple[list[dict[str, Any]], str]:
     from trtllm_replayssm.bench.run import entry, run_cases
     from trtllm_replayssm.bench.timing import copy_bandwidth
     from trtllm_replayssm.ops.native_library import installed_library
 
-    name = shape_name(shape)
-    if name is None:
-        raise ConfigError("tune", "--measure", expected=f"a layer shape of {', '.join(kernel_shapes())}", got=shape)
-    gpu = describe()["gpu"]
-    cases = [
-        KernelCase(
-            shape_name=name, shape=shape, suite="tune", operation=Operation.UPDATE, rows=batch, tokens=tokens,
-            window=window, recurrence=StateFormat.FLOAT32, read=None,
-        )
-        for window in _WINDOWS
-    ]  # fmt: skip
+    gpu = _measured_gpu()
+    cases = [_case(shape, batch, ReplayConfig(window=window, max_step_tokens=tokens)) for window in _WINDOWS]
     library, bandwidth = installed_library(), copy_bandwidth()
     return [entry(row) for row in run_cases(cases, library, bandwidth, rounds=20)], gpu

@@ -55,7 +55,7 @@ from trtllm_replayssm.ops._abi.update import (
     DecaySkipArgs,
     Kind,
     LaunchConstants,
-    LaunchPlan,
+    LaunchRecord,
     UpdateArgs,
 )
 
@@ -89,7 +89,7 @@ __all__ = [
     "GatedRmsNormArgs",
     "Kind",
     "LaunchConstants",
-    "LaunchPlan",
+    "LaunchRecord",
     "Library",
     "PackedLinearArgs",
     "PackedWeights",

@@ -16,6 +16,7 @@ from trtllm_replayssm.errors import (
     ReplaySSMError,
     UnsupportedError,
 )
+from trtllm_replayssm.launches import LaunchPlan
 from trtllm_replayssm.ops._abi.conventional import ConventionalArgs, ConventionalCommitArgs, RecoveryArgs
 from trtllm_replayssm.ops._abi.experts import ExpertsArgs, PackedLinearArgs, RouteArgs
 from trtllm_replayssm.ops._abi.inputs import Conv1dArgs, GatedRmsNormArgs, SsmInputsArgs
@@ -24,7 +25,7 @@ from trtllm_replayssm.ops._abi.prefill import PrefillArgs, PrefillCommitArgs
 from trtllm_replayssm.ops._abi.records import ABI_VERSION, Args, ErrorRecord, Status
 from trtllm_replayssm.ops._abi.slots import ClearStateArgs, ResetSlotsArgs, StateExportArgs, StateImportArgs
 from trtllm_replayssm.ops._abi.tokens import DrawArgs, PromptLookupArgs, StepInputsArgs, StepOutcomeArgs
-from trtllm_replayssm.ops._abi.update import CommitArgs, DecaySkipArgs, LaunchPlan, UpdateArgs
+from trtllm_replayssm.ops._abi.update import CommitArgs, DecaySkipArgs, LaunchRecord, UpdateArgs
 
 TEXT_CHARS = 512  # of a launch in words
 _ERRORS: dict[Status, type[ReplaySSMError]] = {
@@ -82,9 +83,9 @@ class Library:
 
     def update_launch_plan(self, args: UpdateArgs, multiprocessors: int) -> LaunchPlan:
         """The launch of such a step on a device of that many multiprocessors, in numbers. Looks at no device."""
-        plan = LaunchPlan()
-        self._call("rssm_update_launch_plan", _sized(args), ctypes.c_int32(multiprocessors), ctypes.byref(plan))
-        return plan
+        record = LaunchRecord()
+        self._call("rssm_update_launch_plan", _sized(args), ctypes.c_int32(multiprocessors), ctypes.byref(record))
+        return LaunchPlan(**{field[0]: getattr(record, field[0]) for field in LaunchRecord._fields_})
 
     def update_launch_text(self, args: UpdateArgs, multiprocessors: int) -> str:
         """The same in words."""

@@ -25,7 +25,7 @@ class LaunchConstants(ctypes.Structure):
     )]  # fmt: skip
 
 
-class LaunchPlan(ctypes.Structure):
+class LaunchRecord(ctypes.Structure):
     """rssm_update_plan: the launch that a step takes; see update.h."""
 
     _fields_ = [(name, ctypes.c_int32) for name in (
