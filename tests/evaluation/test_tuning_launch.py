@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
 
@@ -13,6 +14,7 @@ from tests.native import harness
 from tests.native.test_update_launch import MULTIPROCESSORS, QWEN, SUPER, update_args
 from tests.session.sessions import CHECKPOINTS
 from trtllm_replayssm import LLM
+from trtllm_replayssm.bench import launch_timing, machine
 from trtllm_replayssm.bench.cases import KernelCase, Operation
 from trtllm_replayssm.bench.launch_candidates import Candidate, candidates
 from trtllm_replayssm.bench.launch_timing import choose_launch, measure
@@ -22,7 +24,7 @@ from trtllm_replayssm.config import ReplayConfig
 from trtllm_replayssm.dtypes import StateFormat
 from trtllm_replayssm.errors import ConfigError, ContractError
 from trtllm_replayssm.launches import LaunchPlan, TunedLaunch, UpdateKernel, UpdateLaunch
-from trtllm_replayssm.ops import _abi
+from trtllm_replayssm.ops import _abi, native_library
 from trtllm_replayssm.runtime.tuning import VARIABLE, add_entry, read_tune_file, tune_key, with_tuned
 from trtllm_replayssm.shapes import SsmShape
 
@@ -81,7 +83,8 @@ def test_the_model_prefers_what_spreads_evenly_and_loads_keys_once() -> None:
     one = next(c for c in everything if c.plan.run_heads == 1 and c.plan.ctas == MULTIPROCESSORS)
     assert one.bytes > 1.02 * everything[0].bytes and one.cost > everything[0].cost
     fewest = candidates(case(SUPER, 256), planner(SUPER, 256), MULTIPROCESSORS, most=6)
-    assert len(fewest) == 7 and max(c.cost for c in fewest[4:]) <= min(c.cost for c in everything if c not in fewest)
+    assert [c.name for c in fewest[1:5]] == ["plain", "direct", *(f"streamed multiprocessors {n}" for n in (124, 116))]
+    assert len(fewest) == 7 and max(c.cost for c in fewest[5:]) <= min(c.cost for c in everything if c not in fewest)
 
 
 def made(launch: UpdateLaunch | None, ctas: int) -> Candidate:
@@ -164,6 +167,66 @@ def test_launches_are_checked_where_they_are_made() -> None:
         ReplayConfig(launches=[TunedLaunch(rows=1, tokens=1, launch=RUNS)])  # type: ignore[arg-type]
 
 
+class StandIn:
+    """`Problem` without a device: its plans are the library's, its launches are noted."""
+
+    device, launches = None, 12
+    enqueued: ClassVar[list[tuple[UpdateLaunch | None, int, bool]]] = []
+
+    def __init__(self, case: KernelCase, library: _abi.Library) -> None:
+        self.case, self.library, self.launch = case, library, None
+
+    def plan(self, multiprocessors: int) -> LaunchPlan:
+        args = update_args(self.case.shape, self.case.rows, self.case.tokens, self.case.window, launch=self.launch)
+        return self.library.update_launch_plan(args, multiprocessors)
+
+    def enqueue(self, h: int, *, programmatic: bool) -> None:
+        self.enqueued.append((self.launch, h, programmatic))
+
+
+@needs_library
+def test_measuring_writes_the_fastest_launch_of_the_kept_window(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The whole command, with a device that is faster the fewer multiprocessors a streamed launch takes."""
+    gated: list[Any] = []
+
+    def gate(case: KernelCase, library: _abi.Library, rows: Sequence[int], launch: UpdateLaunch | None) -> Any:
+        gated.append((rows, launch))
+        return SimpleNamespace(green=launch is None or launch.kernel != UpdateKernel.DIRECT)
+
+    def timer(work: Sequence[tuple[Callable[[], None], int]], rounds: int) -> list[Timing]:
+        times = []
+        for enqueue, _ in work:
+            enqueue()
+            launch, h, _ = StandIn.enqueued[-1]
+            fewer = launch is not None and launch.multiprocessors == 116
+            times.append(Timing(80.0 + h if fewer else 100.0 + h, 0.0, 0.0))
+        return times
+
+    StandIn.enqueued.clear()
+    for name, stand_in in (("Problem", StandIn), ("run_gate", gate), ("time_cases", timer)):
+        monkeypatch.setattr(launch_timing, name, stand_in)
+    monkeypatch.setattr(
+        launch_timing.torch.cuda, "get_device_properties",
+        lambda device: SimpleNamespace(multi_processor_count=MULTIPROCESSORS),
+    )  # fmt: skip
+    monkeypatch.setattr(machine, "describe", lambda: {"gpu": "NVIDIA H200"})
+    monkeypatch.setattr(native_library, "installed_library", lambda: _abi.Library(harness.LIBRARY))
+    file = tmp_path / "tune.json"
+    arguments = ["tune", "nemotron-3-super-120b-a12b-nvfp4", "--batch", "256", "--step-tokens", "4", "--accepted", "2"]
+    assert main([*arguments, "--keep-window", "--window", "12", "--measure", "--file", str(file)]) == 0
+    ((key, (entry,)),) = read_tune_file(file).items()
+    assert key.endswith("T 4, float32, NVIDIA H200") and (entry["batch"], entry["window"]) == (256, 12)
+    assert entry["launch"] == {"kernel": "streamed", "multiprocessors": 116}
+    printed = capsys.readouterr().out
+    assert "taken: streamed multiprocessors 116" in printed and "direct: " in printed and "gate is red" in printed
+    assert all(rows == (256,) for rows, _ in gated) and len(gated) > 5
+    assert {h for _, h, _ in StandIn.enqueued} == set(replace(case(SUPER, 256, 4), window=12).cycle(2))
+    assert all(programmatic for *_, programmatic in StandIn.enqueued)
+    assert UpdateLaunch(kernel=UpdateKernel.DIRECT) not in [launch for launch, *_ in StandIn.enqueued]
+
+
 def test_on_a_cpu_the_launch_is_left_to_the_library_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -195,5 +258,5 @@ def test_candidates_survive_a_library_that_refuses_everything_else() -> None:
             raise ContractError("rssm_update_launch_plan", "launch", expected="0", got=launch)
         return CANDIDATES[0].plan
 
-    (only,) = candidates(replace(case(SUPER, 4)), plan, MULTIPROCESSORS)
+    (only,) = candidates(case(SUPER, 4), plan, MULTIPROCESSORS)
     assert only.launch is None

@@ -37,7 +37,7 @@ def case_of(shape: str, rows: int, tokens: int, recurrence: StateFormat) -> Kern
     return replace(found, rows=rows, tokens=tokens, window=16, recurrence=recurrence, read=None)
 
 
-def found_candidates(library: _abi.Library, case: KernelCase) -> list[Any]:
+def found_candidates(library: _abi.Library, case: KernelCase, most: int) -> list[Any]:
     import torch
 
     from trtllm_replayssm.bench.launch_candidates import candidates
@@ -50,12 +50,12 @@ def found_candidates(library: _abi.Library, case: KernelCase) -> list[Any]:
         problem.launch = launch
         return problem.plan(multiprocessors)
 
-    return candidates(case, planner, multiprocessors, most=1000)
+    return candidates(case, planner, multiprocessors, most)
 
 
 @pytest.mark.parametrize("recurrence", FORMATS, ids=[f.value for f in FORMATS])
 @pytest.mark.parametrize("tokens", [1, 4])
-@pytest.mark.parametrize("rows", [2, 24, 64])
+@pytest.mark.parametrize("rows", [2, 64])
 @pytest.mark.parametrize("shape", ["super120b", "qwen4b"])
 def test_every_candidate_is_within_the_gate(
     library: _abi.Library, shape: str, rows: int, tokens: int, recurrence: StateFormat
@@ -63,7 +63,7 @@ def test_every_candidate_is_within_the_gate(
     from trtllm_replayssm.bench.gate import run_gate
 
     case = case_of(shape, rows, tokens, recurrence)
-    found = found_candidates(library, case)
+    found = found_candidates(library, case, most=16)
     assert len(found) > 3
     red = [c.name for c in found if not run_gate(case, library, rows=(rows,), launch=c.launch).green]
     assert not red
@@ -79,7 +79,7 @@ def test_how_heads_are_dealt_changes_no_bit(library: _abi.Library, shape: str, t
 
     case = case_of(shape, 64, tokens, StateFormat.FLOAT32)
     kept: list[tuple[str, list[torch.Tensor]]] = []
-    for candidate in found_candidates(library, case):
+    for candidate in found_candidates(library, case, most=1000):
         if candidate.plan.kernel == UpdateKernel.STREAMED:
             problem = Problem(case, library, cold=False, launch=candidate.launch)  # the same content each time
             problem.set_pending(h)

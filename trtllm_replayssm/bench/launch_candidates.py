@@ -46,8 +46,9 @@ class Candidate:
 
 
 def candidates(case: KernelCase, planner: Planner, multiprocessors: int, most: int = MOST) -> list[Candidate]:
-    """The library's choice first, then at most `most` others: each kernel as the library would launch it, then the
-    rest, cheapest first. Requests that lead to the same launch are one.
+    """The library's choice first, then at most `most` others: each kernel as the library would launch it or on fewer
+    multiprocessors, of which the model knows too little, then the rest, cheapest first. Requests that lead to the same
+    launch are one.
     """
     found: dict[LaunchPlan, Candidate] = {}
     for launch in (None, *proposals(case, multiprocessors)):
@@ -60,9 +61,9 @@ def candidates(case: KernelCase, planner: Planner, multiprocessors: int, most: i
                 launch=launch, plan=plan, bytes=step_bytes(case, plan), waves=waves(case, plan, multiprocessors)
             )
     own, *others = found.values()
-    plain = [c for c in others if c.launch is not None and len(c.launch.entry()) == 1]
-    rest = sorted((c for c in others if c not in plain), key=lambda c: c.cost)
-    return [own, *(plain + rest)[:most]]
+    sure = [c for c in others if c.launch is not None and len(c.launch.entry()) <= 2]
+    rest = sorted((c for c in others if c not in sure), key=lambda c: c.cost)
+    return [own, *(sure + rest)[:most]]
 
 
 def proposals(case: KernelCase, multiprocessors: int) -> Iterator[UpdateLaunch]:

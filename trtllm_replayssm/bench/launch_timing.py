@@ -55,12 +55,12 @@ def tune_launch(case: KernelCase, accepted: int, library: _abi.Library) -> Launc
         problem.enqueue(h, programmatic=True)  # as a session launches it
 
     found = candidates(case, planner, multiprocessors)
-    return choose_launch(measure(found, case.cycle(accepted), green, enqueue, problem.launches))
+    return choose_launch(measure(found, case.cycle(accepted), green, enqueue, problem.launches, time_cases))
 
 
 def measure(
     found: Sequence[Candidate], depths: Sequence[int], green: Callable[[UpdateLaunch | None], bool],
-    enqueue: Callable[[UpdateLaunch | None, int], None], launches: int, timer: Timer = time_cases,
+    enqueue: Callable[[UpdateLaunch | None, int], None], launches: int, timer: Timer,
 ) -> list[Measured]:  # fmt: skip
     """Gate and time candidates; enqueue(launch, h) makes `launches` launches with h committed records.
 
