@@ -83,7 +83,7 @@ def refused_and_timed(monkeypatch: pytest.MonkeyPatch, answer: GateResult | Exce
 
 
 def test_a_red_gate_prints_no_speed(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = refused_and_timed(monkeypatch, GateResult(output_error=1.0, state_error=0.0, green=False))
+    rows = refused_and_timed(monkeypatch, GateResult(output_error=1.0, output_share=2.0))
     gates = [row for row in rows if isinstance(row, tuple)]
     refusals = [row for row in rows if isinstance(row, run.Refusal)]
     assert len(gates) == 2 and len(refusals) == 12 == len(rows) - 2, "one gate a kernel, one refusal a batch size"

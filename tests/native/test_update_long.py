@@ -39,8 +39,8 @@ def test_checkpoints_follow_the_recurrence_through_many_flushes(
     """The float64 recurrence goes on from its own states, on the records that are stored before each flush."""
     import torch
 
-    from trtllm_replayssm.bench.gate import Truth
     from trtllm_replayssm.bench.problem import Problem
+    from trtllm_replayssm.bench.truth import Truth
 
     case = replace(shape, rows=rows, tokens=tokens)
     problem = Problem(case, library, cold=False)
@@ -50,7 +50,8 @@ def test_checkpoints_follow_the_recurrence_through_many_flushes(
     errors = []
     for _ in range(FLUSHES):
         problem.cursors.origin.add_(5).remainder_(case.config.ring_rows)
-        state = Truth(problem, case.window).fold(state, flushed=True)
+        truth = Truth(problem, case.window)
+        state = truth.fold(truth.start(state), flushed=True).value
         problem.run(0, case.window)
         stored = problem.state.checkpoint.load(slots).double()
         error = (stored - state).abs().amax((-2, -1)) / state.abs().amax((-2, -1))

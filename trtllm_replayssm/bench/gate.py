@@ -1,7 +1,7 @@
 """Correctness gate of the benchmark: one launch of a small batch against the recurrence in float64.
 
 Checks outputs and, on a flush, every checkpoint that was written; after the conventional step every snapshot. What is
-true is computed here, from the stored bytes, token by token (paper, Eq. 1 and 9), by no operation of the package.
+true is in `truth`, how far a launch may be from it in `rounding`.
 """
 
 from __future__ import annotations
@@ -15,32 +15,51 @@ from torch import Tensor
 
 from trtllm_replayssm.bench.cases import KernelCase, Operation
 from trtllm_replayssm.bench.problem import Problem
-from trtllm_replayssm.dtypes import StateFormat
+from trtllm_replayssm.bench.rounding import (
+    BFLOAT16,
+    ELEMENTS,
+    PROMPT_OPERANDS,
+    STEP_OPERANDS,
+    excess,
+    lost,
+    output_bound,
+    state_bound,
+    stored_bound,
+)
+from trtllm_replayssm.bench.truth import Expected, Truth
+from trtllm_replayssm.dtypes import Rounding, StateFormat
 from trtllm_replayssm.launches import UpdateLaunch
 from trtllm_replayssm.ops import _abi
-from trtllm_replayssm.shapes import L2_EPS, SsmKind
+from trtllm_replayssm.ops.state_store import StateStore
 
 ROWS = (1, 3, 24)  # one for each launch choice of the update
 PROMPT_TOKENS = 200  # of a prompt, at most: more than three chunks of its scan, the last one not full
-OUTPUT_BOUND = 2.0**-8  # of the head's largest output: one bfloat16 rounding
-# Of the head's largest state. float32: the fold's own rounding; a TF32 or BF16 operand is off by 4e-4 and more. The
-# others: one step of the format, as stochastic rounding may take either neighbour.
-STATE_BOUND = {
-    StateFormat.FLOAT32: 2e-6,
-    StateFormat.FLOAT16: 2.0**-10,
-    StateFormat.FP8: 2.0**-3,
-    StateFormat.NVFP4: 2.0**-1,
-}
-PROMPT_STATE_BOUND = 1e-5  # a prompt folds its tokens chunk by chunk, not one by one
+_TINY = 1e-30  # of a head of zeros
 
 
 @dataclass(frozen=True, slots=True)
 class GateResult:
-    """Largest errors relative to the head's largest value, and whether all are within their bounds. NaN is not."""
+    """Largest errors: relative to the head's largest value, and over their bounds, which right results keep to.
 
-    output_error: float
-    state_error: float
-    green: bool
+    Infinite where a result is NaN.
+    """
+
+    output_error: float = 0.0
+    state_error: float = 0.0
+    output_share: float = 0.0
+    state_share: float = 0.0
+
+    @property
+    def green(self) -> bool:
+        """Whether every error is within its bound."""
+        return self.output_share <= 1.0 and self.state_share <= 1.0
+
+    def worst(self, other: GateResult) -> GateResult:
+        """The larger of each."""
+        return GateResult(
+            max(self.output_error, other.output_error), max(self.state_error, other.state_error),
+            max(self.output_share, other.output_share), max(self.state_share, other.state_share),
+        )  # fmt: skip
 
 
 def run_gate(
@@ -50,20 +69,13 @@ def run_gate(
 
     rows: the batches. launch: of an update, None: the library's choice.
     """
-    output = state = 0.0
-    green = True
-    prompt = case.operation is Operation.PREFILL
-    tokens = min(case.tokens, PROMPT_TOKENS) if prompt else case.tokens
+    found = GateResult()
+    tokens = min(case.tokens, PROMPT_TOKENS) if case.operation is Operation.PREFILL else case.tokens
     for batch in rows:
         problem = Problem(replace(case, rows=batch, tokens=tokens), library, cold=False, launch=launch)
         for h in _depths(case):  # what one launch leaves is the next one's input
-            problem.set_pending(h)
-            problem.out.fill_(math.nan)
-            found, errors = _run(problem, h)
-            output, state = max(output, found), max(state, *errors.values(), 0.0) if errors else state
-            bounds = {**STATE_BOUND, StateFormat.FLOAT32: PROMPT_STATE_BOUND} if prompt else STATE_BOUND
-            green &= found <= OUTPUT_BOUND and all(e <= bounds[f] for f, e in errors.items())
-    return GateResult(output, state, green)
+            found = found.worst(check_launch(problem, h))
+    return found
 
 
 def _depths(case: KernelCase) -> list[int]:
@@ -73,121 +85,74 @@ def _depths(case: KernelCase) -> list[int]:
     return sorted({0, 1, case.window // 2, case.window - step, case.window})
 
 
-def _run(problem: Problem, h: int) -> tuple[float, dict[StateFormat, float]]:
-    """Error of the outputs, and of every state that was written by its format."""
-    expected, written = Truth(problem, h).step()
+def check_launch(problem: Problem, h: int) -> GateResult:
+    """One launch with h committed records in every slot, and what it left, compared."""
+    problem.set_pending(h)
+    problem.out.fill_(math.nan)
+    expected, plain = Truth(problem, h).step(), Truth(problem, h, torch.float32).step()
     problem.run(0, h)
-    torch.cuda.synchronize()
-    errors: dict[StateFormat, float] = {}
-    if problem.state is None:
-        assert problem.states is not None
-        got = problem.states[problem.slots[0].long()].double().unflatten(-1, written[0].shape[-2:])
-        entries = got.shape[1]
-        errors[StateFormat.FLOAT32] = max(
-            relative_error(got[:, (t + 1) % entries], state, axes=(-2, -1)) for t, state in enumerate(written)
-        )
-    elif written:
-        for store in (problem.state.checkpoint, problem.state.read_copy):
-            if store is not None:
-                errors[store.format] = relative_error(
-                    store.load(problem.slots[0].long()).double(), written[0], axes=(-2, -1)
-                )
-    axes = (1, 3) if problem.prompt else (3,)  # a prompt's products are split by heads, not by tokens
-    return relative_error(problem.out.double(), expected, axes), errors
+    axes = (1, 3) if problem.prompt else (3,)
+    found = GateResult(
+        output_error=relative_error(problem.out, expected.outputs.value, axes),
+        output_share=output_share(problem.out, expected, plain, prompt=problem.prompt),
+    )
+    for state in _states(problem, expected, plain):
+        found = found.worst(state)
+    return found
+
+
+def output_share(out: Tensor, expected: Expected, plain: Expected, *, prompt: bool) -> float:
+    """Largest error of bfloat16 outputs [B, T, H, P] over its bound; plain: the same formula in float32."""
+    exact, magnitude = expected.outputs
+    share = max(PROMPT_OPERANDS if prompt else STEP_OPERANDS, lost(plain.outputs.value, exact, magnitude))
+    return excess(out, exact, output_bound(exact, magnitude, BFLOAT16, share, expected.rounding))
+
+
+def _states(problem: Problem, expected: Expected, plain: Expected) -> list[GateResult]:
+    slots, pairs = problem.slots[0].long(), list(zip(expected.states, plain.states, strict=True))
+    if problem.states is not None:
+        got = problem.states[slots].unflatten(-1, expected.states[0].shape[-2:])
+        return [float_states(got[:, (t + 1) % got.shape[1]], *pair) for t, pair in enumerate(pairs)]
+    assert problem.state is not None
+    if not pairs:
+        return []
+    (pair,), config = pairs, problem.case.config
+    found = [_stored(problem.state.checkpoint, slots, *pair, config.recurrence_rounding)]
+    if problem.state.read_copy is not None:
+        found.append(_stored(problem.state.read_copy, slots, *pair, Rounding.NEAREST))
+    return found
+
+
+def _stored(store: StateStore, slots: Tensor, exact: Tensor, plain: Tensor, rounding: Rounding) -> GateResult:
+    """What a copy holds, by a step of its format at each element."""
+    got = store.load(slots)
+    if store.format is StateFormat.FLOAT32:
+        return float_states(got, exact, plain)
+    largest = exact.abs().amax((-2, -1), keepdim=True).clamp(min=_TINY)
+    noise = state_bound(relative_error(plain, exact, (-2, -1))) * largest
+    scale = _scale(store, slots, exact)
+    bound = stored_bound(exact, scale, ELEMENTS[store.format], noise, nearest=rounding is Rounding.NEAREST)
+    return GateResult(state_error=relative_error(got, exact, (-2, -1)), state_share=excess(got, exact, bound))
+
+
+def _scale(store: StateStore, slots: Tensor, exact: Tensor) -> Tensor:
+    """What multiplies each code of the states `exact` [B, H, P, N]."""
+    if store.block_scale is None:
+        return torch.ones_like(exact)
+    scale = store.block_scale.float()[slots].double()
+    if store.head_scale is not None:
+        scale = scale * store.head_scale[slots].double()[..., None, None]
+    return scale.repeat_interleave(exact.shape[-1] // scale.shape[-1], dim=-1)
+
+
+def float_states(got: Tensor, exact: Tensor, plain: Tensor) -> GateResult:
+    """Float32 states [B, H, P, N]; plain: the same formula in float32."""
+    error, share = (relative_error(states, exact, (-2, -1)) for states in (got, plain))
+    return GateResult(state_error=error, state_share=error / state_bound(share))
 
 
 def relative_error(got: Tensor, expected: Tensor, axes: tuple[int, ...]) -> float:
     """Largest error of a head over its largest value; `axes` are those within a head. Infinite for NaN."""
-    error = (got - expected).abs().amax(axes)
-    value = float((error / expected.abs().amax(axes).clamp(min=1e-30)).max())
+    error = (got.double() - expected).abs().amax(axes)
+    value = float((error / expected.abs().amax(axes).clamp(min=_TINY)).max())
     return value if value == value else math.inf
-
-
-class Truth:
-    """The rows of one problem in float64, from what is stored before the launch."""
-
-    def __init__(self, problem: Problem, h: int) -> None:
-        self.problem, self.h = problem, h
-        self.case, self.gdn = problem.case, problem.case.shape.kind is SsmKind.GDN
-        self.slot = problem.slots[0].long()
-        self.repeat = self.case.shape.heads_per_group
-        self.inputs = {name: tensor.double() for name, tensor in problem.inputs.items()}
-
-    def step(self) -> tuple[Tensor, list[Tensor]]:
-        """Outputs [B, T, H, P] and the states [B, H, P, N] that must be written: none without a flush.
-
-        A prompt writes the state behind it, a conventional step one behind each token.
-        """
-        written: list[Tensor] = []
-        if self.problem.states is not None:
-            shape = self.case.shape
-            state = self.problem.states[self.slot, 0].double().unflatten(-1, (shape.head_dim, shape.state_dim))
-        else:
-            state, flushed = self._committed()
-            written = [state] if flushed else []
-        outputs = []
-        for token in range(self.case.tokens):
-            out, state = self.token(state, token)
-            outputs.append(out)
-            if self.problem.states is not None:
-                written.append(state)
-        if self.problem.prompt:
-            written = [state]
-        return torch.stack(outputs, dim=1), written
-
-    def _committed(self) -> tuple[Tensor, bool]:
-        """The state with the committed records, and whether the step folds them."""
-        layer = self.problem.state
-        assert layer is not None
-        flushed = self.problem.prompt or self.h + self.case.tokens > self.case.window
-        source = layer.checkpoint if flushed or layer.read_copy is None else layer.read_copy
-        return self.fold(source.load(self.slot).double(), flushed), flushed
-
-    def fold(self, state: Tensor, flushed: bool) -> Tensor:
-        """`state` [B, H, P, N] with the committed records, as a flush or a read takes them."""
-        layer = self.problem.state
-        assert layer is not None
-        origin = self.problem.cursors.origin[self.slot].long()
-        for j in range(self.h):
-            row = (origin + j) % self.case.config.ring_rows
-            key = self._heads(layer.ring_key[self.slot, :, row].double())
-            value, decay = layer.ring_value[self.slot, :, row].double(), layer.ring_decay[self.slot, :, row].double()
-            if not self.gdn:
-                value, decay = value * decay[..., None], decay * self.inputs["a"]
-            else:
-                assert layer.ring_key_factor is not None
-                key = key * self._heads(layer.ring_key_factor[self.slot, :, row].double()[..., None])
-                if flushed and layer.ring_v is not None and layer.ring_beta is not None:
-                    raw = layer.ring_v[self.slot, :, row].double(), layer.ring_beta[self.slot, :, row].double()
-                    value = _correction(state, key, decay, *raw)
-            state = _apply(state, key, value, decay)
-        return state
-
-    def token(self, state: Tensor, token: int) -> tuple[Tensor, Tensor]:
-        """Output [B, H, P] of one of the inputs' tokens, and the state after it."""
-        inputs = {name: tensor[:, token] for name, tensor in self.inputs.items() if name not in ("a", "skip")}
-        key, query, value = self._heads(inputs["k"]), self._heads(inputs["q"]), inputs["value"]
-        if self.gdn:
-            key = key / (key.square().sum(-1, keepdim=True) + L2_EPS).sqrt()
-            query = query / ((query.square().sum(-1, keepdim=True) + L2_EPS) * query.shape[-1]).sqrt()
-            value = _correction(state, key, inputs["log_decay"], value, inputs["beta"])
-            state = _apply(state, key, value, inputs["log_decay"])
-            return _read(state, query), state
-        state = _apply(state, key, value * inputs["dt"][..., None], inputs["dt"] * self.inputs["a"])
-        return _read(state, query) + self.inputs["skip"][:, None] * value, state
-
-    def _heads(self, groups: Tensor) -> Tensor:
-        """[B, G, n] -> [B, H, n]."""
-        return groups.repeat_interleave(self.repeat, dim=1)
-
-
-def _read(state: Tensor, vector: Tensor) -> Tensor:
-    return (state @ vector[..., None])[..., 0]
-
-
-def _apply(state: Tensor, key: Tensor, value: Tensor, log_decay: Tensor) -> Tensor:
-    return log_decay.exp()[..., None, None] * state + value[..., :, None] * key[..., None, :]
-
-
-def _correction(state: Tensor, key: Tensor, log_decay: Tensor, value: Tensor, beta: Tensor) -> Tensor:
-    return beta[..., None] * (value - log_decay.exp()[..., None] * _read(state, key))

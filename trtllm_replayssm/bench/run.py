@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -98,8 +98,7 @@ def entry(row: Row) -> dict[str, Any]:
     if isinstance(row, Refusal):
         return {"what": "refused", "case": row.case.name, "reason": row.reason}
     case, found = row
-    errors = {"output_error": found.output_error, "state_error": found.state_error}
-    return {"what": "gate", "case": case.name, **errors, "green": found.green}
+    return {"what": "gate", "case": case.name, **asdict(found), "green": found.green}
 
 
 def _gate(case: KernelCase, library: _abi.Library) -> tuple[str | None, GateResult | None]:

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from trtllm_replayssm.bench.cases import KernelCase, Operation
-from trtllm_replayssm.bench.gate import OUTPUT_BOUND, STATE_BOUND, Truth, relative_error
+from trtllm_replayssm.bench.gate import float_states, output_share
 from trtllm_replayssm.bench.problem import Problem
 from trtllm_replayssm.bench.timing import time_cases
-from trtllm_replayssm.dtypes import StateFormat
+from trtllm_replayssm.bench.truth import Expected, Truth
 from trtllm_replayssm.ops import _abi, torch_ops
 from trtllm_replayssm.ops.views import current_stream
 
@@ -124,22 +124,25 @@ def run_schemes(
 
 def scheme_gate(problem: SchemeProblem) -> bool:
     """Outputs, and the state that the accepted tokens lead to, against the recurrence in float64."""
-    base, slots = problem.base, problem.base.slots[0].long()
-    shape = problem.case.shape
-    before, after = Truth(base, 0), Truth(base, 0)
-    before.inputs = {n: t if n in ("a", "skip") else t.flip(0) for n, t in before.inputs.items()}
-    recovered = problem.checkpoint[slots].double().unflatten(-1, (shape.head_dim, shape.state_dim))
-    for token in range(problem.accepted):
-        _, recovered = before.token(recovered, token)
-    outputs, state = [], recovered
-    for token in range(problem.case.tokens):
-        out, state = after.token(state, token)
-        outputs.append(out)
+    base, shape = problem.base, problem.case.shape
+    (recovered, outputs), (plain_state, plain) = (_expected(problem, d) for d in (torch.float64, torch.float32))
     problem.run()
-    torch.cuda.synchronize()
-    got = problem.checkpoint[slots].double().unflatten(-1, (shape.head_dim, shape.state_dim))
-    right = relative_error(got, recovered, axes=(-2, -1)) <= STATE_BOUND[StateFormat.FLOAT32]
-    return right and relative_error(base.out.double(), torch.stack(outputs, dim=1), axes=(-1,)) <= OUTPUT_BOUND
+    got = problem.checkpoint[base.slots[0].long()].unflatten(-1, (shape.head_dim, shape.state_dim))
+    return (
+        float_states(got, recovered, plain_state).green and output_share(base.out, outputs, plain, prompt=False) <= 1.0
+    )
+
+
+def _expected(problem: SchemeProblem, dtype: torch.dtype) -> tuple[Tensor, Expected]:
+    """The state behind the accepted tokens of the step before, and what this step's tokens give from there."""
+    base, shape = problem.base, problem.case.shape
+    before, after = Truth(base, 0, dtype), Truth(base, 0, dtype)
+    before.inputs = {n: t if n in ("a", "skip") else t.flip(0) for n, t in before.inputs.items()}
+    stored = problem.checkpoint[base.slots[0].long()]
+    state = before.start(stored.unflatten(-1, (shape.head_dim, shape.state_dim)))
+    for token in range(problem.accepted):
+        _, state = before.token(state, token)
+    return state.value, after.outputs(state)
 
 
 def _time(problem: SchemeProblem, bandwidth: float, rounds: int, *, green: bool) -> dict[str, Any]:
