@@ -17,14 +17,14 @@ from trtllm_replayssm.builders.compiler import Compiler
 from trtllm_replayssm.builders.destination import new_directory
 from trtllm_replayssm.builders.flavour import Flavour, load
 from trtllm_replayssm.builders.memory import peak_rss_bytes, release_mapped
+from trtllm_replayssm.builders.native_ops import NativeOps, SegmentedOps
 from trtllm_replayssm.builders.native_weights import write_native_weights
 from trtllm_replayssm.builders.options import BuildOptions
-from trtllm_replayssm.builders.parameters import Parameters, matrix_formats, parameter_specs
+from trtllm_replayssm.builders.parameters import Parameters, RankParameters, matrix_formats, parameter_specs
 from trtllm_replayssm.builders.plugin_layers import PluginOps
 from trtllm_replayssm.builders.profiles import make_profiles
 from trtllm_replayssm.builders.segments import Needs, ProgramBuilder, Segment
-from trtllm_replayssm.builders.trace import COMMIT_PROGRAM, MAIN, SegmentedOps, trace
-from trtllm_replayssm.builders.trt_graph import NativeOps
+from trtllm_replayssm.builders.trace import COMMIT_PROGRAM, MAIN, trace
 from trtllm_replayssm.manifest import FORMAT_VERSION, BuildInfo, Manifest, file_digest, to_json, write_manifest
 from trtllm_replayssm.params import ParamRole
 from trtllm_replayssm.weights.matrix import MatrixFormat
@@ -59,6 +59,7 @@ def build(
 ) -> BuildReport:  # fmt: skip
     """Write a bundle to `destination`, which must not exist or be empty; it appears complete or not at all.
 
+    parameters: of the whole model; one of several ranks (options.tp_size) takes its share of them.
     pretrained_config: the model's config.json, kept as it is. tokenizer: folder whose tokenizer files are copied.
     with_weights=False leaves out what native operations read: enough to study engines, not to run them.
     plugin_library: registers the plugins that flavour `tensorrt` needs.
@@ -69,12 +70,13 @@ def build(
     flavour = load(options.flavour, options.target)
     if plugin_library is not None:
         flavour.load_plugins(Path(plugin_library))
-    _require_types(flavour, parameters)
+    own = parameters if options.tp_size == 1 else RankParameters(parameters, options.parallel)
+    _require_types(flavour, own)
     with new_directory("build", Path(destination)) as work:
-        run = _Run(flavour, parameters, options, work, progress or (lambda what, done: None))
+        run = _Run(flavour, own, options, work, progress or (lambda what, done: None))
         programs = run.engines()
         if with_weights:
-            write_native_weights(work, programs.values(), parameters, run.tick, packed=not flavour.segmented)
+            write_native_weights(work, programs.values(), own, run.tick, packed=not flavour.segmented)
         _write_json(work / BUILD_LOG, [to_json(record) for record in run.records])
         if tokenizer is not None:
             for name in _TOKENIZER_FILES:

@@ -9,13 +9,9 @@ from typing import Any
 from trtllm_replayssm.bindings import EngineStep, OpStep
 from trtllm_replayssm.builders.build import BUILD_LOG
 from trtllm_replayssm.builders.build_log import EngineRecord, quantised_layers
+from trtllm_replayssm.bundle_parts import bundle_parts
 from trtllm_replayssm.errors import EngineMismatchError
-from trtllm_replayssm.manifest import MANIFEST, Manifest, check_files, from_json, read_manifest, to_json
-
-
-def is_bundle(path: Path) -> bool:
-    """Whether a directory is an engine bundle."""
-    return (path / MANIFEST).is_file()
+from trtllm_replayssm.manifest import Manifest, check_files, from_json, read_manifest, to_json
 
 
 def read_records(directory: Path) -> tuple[EngineRecord, ...]:
@@ -30,8 +26,14 @@ def read_records(directory: Path) -> tuple[EngineRecord, ...]:
     return records
 
 
+def summarise_parts(directory: Path) -> list[dict[str, Any]]:
+    """`summarise_bundle` of every rank that is there, in order; one where a GPU has the whole model."""
+    return [summarise_bundle(part) for part in bundle_parts(directory)]
+
+
 def summarise_bundle(directory: Path) -> dict[str, Any]:
-    """A JSON report. Raises EngineMismatchError, naming it, at the first difference between manifest and files."""
+    """A JSON report of one rank. Raises EngineMismatchError, naming it, at the first difference of manifest and files.
+    """
     manifest = read_manifest(directory)
     check_files(directory, manifest)
     records = read_records(directory)

@@ -98,8 +98,9 @@ def _write_experts(
 ) -> str:
     block, _ = split_expert_stack(stacks[0].name)
     file = f"weights/{block}.safetensors"
-    matrices = [(spec, e) for e in range(stacks[0].shape[0]) for spec in stacks]
     opened = {spec.name: parameters.experts(spec.name) for spec in stacks}
+    own = len(opened[stacks[0].name])  # a rank's are fewer than the layer's
+    matrices = [(spec, e) for e in range(own) for spec in stacks]
 
     def base(spec: ParamSpec, expert: int) -> str:
         return expert_weight(spec.name, expert).removesuffix(".weight")

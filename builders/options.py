@@ -8,7 +8,8 @@ from trtllm_replayssm.builders.flavour import CURRENT, FlavourName
 from trtllm_replayssm.checks import require_positive
 from trtllm_replayssm.config import ReplayConfig
 from trtllm_replayssm.dtypes import ActivationDtype
-from trtllm_replayssm.errors import ConfigError, UnsupportedError
+from trtllm_replayssm.errors import ConfigError
+from trtllm_replayssm.weights.tensor_parallel import TensorParallel
 
 AS_STORED, DEQUANTISED, DENSE_NVFP4 = "checkpoint", "bf16", "dense-nvfp4"
 WEIGHTS = (AS_STORED, DEQUANTISED, DENSE_NVFP4)
@@ -21,6 +22,7 @@ class BuildOptions:
     weights: "checkpoint" keeps every matrix as it is stored; "bf16" dequantises; "dense-nvfp4" quantises the dense
     linear layers that are stored unquantised. max_batch: rows of a step, which are also the slots of the pools.
     max_seq_len: positions of a slot. context_tokens: largest prompt chunk, of `context_rows` rows.
+    tp_size: GPUs that share the model; tp_rank: the one of them whose engines are built.
     """
 
     flavour: FlavourName = FlavourName.RTX
@@ -44,11 +46,13 @@ class BuildOptions:
             raise ConfigError(
                 "build", "context_tokens", expected=f"at most max_seq_len = {self.max_seq_len}", got=self.context_tokens
             )
-        if (self.tp_size, self.tp_rank) != (1, 0):
-            raise UnsupportedError(
-                "build", "tp_size", expected="1 with tp_rank 0", got=f"{self.tp_size} with tp_rank {self.tp_rank}",
-                hint="Engines hold a whole model; the torch session shares one among GPUs",
-            )  # fmt: skip
+        if not 0 <= self.tp_rank < self.tp_size:
+            raise ConfigError("build", "tp_rank", expected=f"0..{self.tp_size - 1}", got=self.tp_rank)
+
+    @property
+    def parallel(self) -> TensorParallel:
+        """The rank that is built for."""
+        return TensorParallel(self.tp_size, self.tp_rank)
 
     @property
     def depth(self) -> int:

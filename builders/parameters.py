@@ -17,6 +17,8 @@ from trtllm_replayssm.params import ParamRole, ParamSpec
 from trtllm_replayssm.shapes import ModelGeometry
 from trtllm_replayssm.weights.checkpoint import Checkpoint
 from trtllm_replayssm.weights.matrix import DenseMatrix, ExpertStack, Fp8Matrix, Matrix, MatrixFormat, Nvfp4Matrix
+from trtllm_replayssm.weights.shard import CheckpointShard
+from trtllm_replayssm.weights.tensor_parallel import ALONE, TensorParallel
 
 E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
 DENSE_TYPES = {
@@ -26,9 +28,14 @@ DENSE_TYPES = {
 
 
 class Parameters(Protocol):
-    """Parameters by canonical name."""
+    """Parameters by canonical name, of a whole model or of one rank; geometry is the rank's then."""
 
     geometry: ModelGeometry
+
+    @property
+    def parallel(self) -> TensorParallel:
+        """Which rank of how many they belong to."""
+        ...
 
     def format_of(self, name: str) -> MatrixFormat:
         """Format of a matrix, or of a stack's experts, without reading it."""
@@ -49,6 +56,8 @@ class Parameters(Protocol):
 
 class CheckpointParameters:
     """A checkpoint's own formats; dequantised: every quantised matrix becomes BF16 when it is read."""
+
+    parallel = ALONE
 
     def __init__(self, checkpoint: Checkpoint, *, dequantised: bool = False) -> None:
         self.geometry = checkpoint.geometry
@@ -83,7 +92,7 @@ class HollowParameters:
     """The same shapes and formats over zero pages that are never touched: memory on paper only."""
 
     def __init__(self, inner: Parameters) -> None:
-        self.geometry = inner.geometry
+        self.geometry, self.parallel = inner.geometry, inner.parallel
         self._inner = inner
         self._specs = parameter_specs(inner.geometry)
 
@@ -109,6 +118,19 @@ class HollowParameters:
     def experts(self, name: str) -> ExpertStack:
         """See `Parameters`: the first pass reads no expert."""
         return self._inner.experts(name)
+
+
+class RankParameters(CheckpointShard):
+    """One rank's share of the parameters of a whole model, in their formats."""
+
+    def __init__(self, inner: Parameters, parallel: TensorParallel) -> None:
+        """Raises ConfigError when the ranks cannot share the model evenly."""
+        super().__init__(inner, parallel)
+        self._whole = inner
+
+    def format_of(self, name: str) -> MatrixFormat:
+        """See `Parameters`."""
+        return self._whole.format_of(name)
 
 
 def parameter_specs(geometry: ModelGeometry) -> dict[str, ParamSpec]:

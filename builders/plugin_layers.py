@@ -26,6 +26,7 @@ from trtllm_replayssm.bindings import (
     step_inputs,
     window_tensor,
 )
+from trtllm_replayssm.builders.collectives import all_gather_last, all_reduce
 from trtllm_replayssm.builders.options import BuildOptions
 from trtllm_replayssm.builders.parameters import Parameters
 from trtllm_replayssm.builders.plugin_fields import (
@@ -61,7 +62,9 @@ class PluginOps:
     def run(
         self, op: str, layer: int, inputs: dict[str, Value], weights: dict[str, str], width: int, shape: Any
     ) -> Value:
-        """See `NativeOps`."""
+        """See `NativeOps`. Raises UnsupportedError for experts of one of several ranks."""
+        if op == MOE:
+            self._require_all_experts()
         name = f"{split_expert_stack(weights['up_proj'])[0]} {op}" if op == MOE else f"layer.{layer}.{op}"
         spec = PLUGINS[op]
         fields = {**self._fields(op, layer, shape, weights), **{f"{k}_offset": inputs[k].start for k in spec.data}}
@@ -76,6 +79,18 @@ class PluginOps:
             alias = TensorSpec(name=s.name + ALIAS_SUFFIX, dtype=s.dtype, dims=s.dims)
             self._program.put_state(plugin_layer.get_output(1 + i), alias)
         return Value(self._program.put(plugin_layer.get_output(0), name, self._activation, width), 0, width)
+
+    def add_up(self, x: Value) -> Value:
+        """See `NativeOps`."""
+        addend = self._program.tensor(x)
+        total = all_reduce(self._program.network, addend, self._parameters.parallel.size, "sum over ranks")
+        return Value(self._program.put(total, "sum over ranks", self._activation, x.width), 0, x.width)
+
+    def join(self, x: Value, name: str, width: int) -> Value:
+        """See `NativeOps`."""
+        own = self._program.tensor(x)
+        whole = all_gather_last(self._program.network, own, self._parameters.parallel.size, "join ranks")
+        return Value(self._program.put(whole, name, "float32", "B", "K", width, exact=True), 0, width)
 
     def commit(self) -> Program:
         """The program that moves the cursors after a step: one plugin over the rows and the cursors."""
@@ -149,7 +164,7 @@ class PluginOps:
             "heads": shape.heads, "groups": shape.groups, "head_dim": shape.head_dim, "state_dim": shape.state_dim,
             "window": replay.window, "recurrence": STATE_FORMAT_CODES[replay.recurrence],
             "rounding": ROUNDING_CODES[replay.recurrence_rounding], "read": STATE_FORMAT_CODES[replay.read],
-            "head_offset": 0, **step,
+            "head_offset": shape.first_head, **step,
         }  # fmt: skip
 
     def _state(self, op: str, layer: int, shape: Any) -> list[TensorSpec]:
@@ -170,6 +185,14 @@ class PluginOps:
             bias = read(weights["bias"]) if "bias" in weights else np.zeros(width, dtype=np.float32)
             return {"weight": read(weights["weight"]), "bias": bias}
         return {"a": -np.exp(read(weights["a_log"])), "skip": read(weights["skip"])}
+
+    def _require_all_experts(self) -> None:
+        if self._parameters.parallel.size > 1:
+            raise UnsupportedError(
+                "build", "tp_size", expected=f"1 for a model with routed experts: {MOE} counts them from 0",
+                got=self._parameters.parallel.size,
+                hint="Use --flavour tensorrt_rtx, or run the checkpoint itself with tensor_parallel_size",
+            )  # fmt: skip
 
     def _expert_format(self, weights: Mapping[str, str]) -> MatrixFormat:
         formats = {self._parameters.format_of(stack) for key, stack in weights.items() if key != "router_bias"}

@@ -9,6 +9,7 @@ from trtllm_replayssm.builders.parameters import Parameters, parameter_specs
 from trtllm_replayssm.builders.quantize_encode import absolute_maximum, encode_nvfp4, nvfp4_scale_2
 from trtllm_replayssm.dtypes import FP4_BLOCK
 from trtllm_replayssm.weights.matrix import DenseMatrix, ExpertStack, Matrix, MatrixFormat, Nvfp4Matrix
+from trtllm_replayssm.weights.tensor_parallel import ALONE
 
 
 class DenseNvfp4Parameters:
@@ -17,6 +18,8 @@ class DenseNvfp4Parameters:
     Those that a quantisation recipe may touch (never embeddings, output head, routers or the drafting head), with a
     number of columns that is a multiple of 16.
     """
+
+    parallel = ALONE  # a whole matrix is quantised, then cut
 
     def __init__(self, inner: Parameters) -> None:
         self.geometry = inner.geometry

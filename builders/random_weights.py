@@ -19,6 +19,7 @@ from trtllm_replayssm.shapes import ModelGeometry
 from trtllm_replayssm.weights.matrix import DenseMatrix, ExpertStack, Fp8Matrix, Matrix, MatrixFormat, Nvfp4Matrix
 from trtllm_replayssm.weights.precision_maps import published_format
 from trtllm_replayssm.weights.random_values import FP4_MEAN_SQUARE, unit_scale, vector_centre, vector_noise
+from trtllm_replayssm.weights.tensor_parallel import ALONE
 
 _STEP = 64  # bytes between the beginnings of two experts in the shared pool
 _E4M3_FINITE = np.uint8(0x77)  # keeps sign and magnitude bits below NaN
@@ -26,6 +27,8 @@ _E4M3_FINITE = np.uint8(0x77)  # keeps sign and magnitude bits below NaN
 
 class RandomParameters:
     """Parameters of `geometry`, whose layer 0 is layer `first_layer` of the public model `preset`."""
+
+    parallel = ALONE
 
     def __init__(self, geometry: ModelGeometry, preset: str, *, first_layer: int = 0, seed: int = 0) -> None:
         self.geometry = geometry

@@ -150,20 +150,22 @@ class ProgramBuilder:
         self._crosses(self._specs[name])
 
     def native(
-        self, op: str, layer: int, inputs: dict[str, Value], weights: dict[str, str], width: int, activation: str
+        self, op: str, layer: int, inputs: dict[str, Value], weights: dict[str, str], out: TensorSpec
     ) -> Value:
-        """Run a native operation behind the current network -> its output `out` [B, T, width], for later networks.
+        """Run a native operation behind the current network -> its output `out`, for later networks.
 
-        layer: -1 for an operation without state.
+        layer: -1 for an operation without state. out: its name is made unique.
         """
         for value in inputs.values():
             self._crosses(self._specs[value.name])
-        name = self._unique(op if layer < 0 else f"layer.{layer}.{op}")
-        self._specs[name] = TensorSpec(name=name, dtype=activation, dims=("B", "T", width))
+        name = self._unique(out.name)
+        self._specs[name] = TensorSpec(name=name, dtype=out.dtype, dims=out.dims)
         self._crossing[name] = self._specs[name]
         views = {k: View(tensor=v.name, start=v.start, width=v.width) for k, v in inputs.items()}
         self._waiting.append(OpStep(op=op, layer=layer, inputs=views, outputs={"out": name}, weights=weights))
-        return Value(name, 0, width)
+        last = out.dims[-1]
+        assert isinstance(last, int), "channels are never dynamic"
+        return Value(name, 0, last)
 
     def cut(self, label: str, share: str | None = None) -> None:
         """End the current network where the flavour is segmented, and run the operations that wait for it; a network

@@ -3,30 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from trtllm_replayssm.bindings import HIDDEN, HIDDEN_IN, IDS, LOGITS, Program
+from trtllm_replayssm.builders.native_ops import NativeOps
 from trtllm_replayssm.builders.network import Network
 from trtllm_replayssm.builders.parameters import HollowParameters, Parameters
-from trtllm_replayssm.builders.segments import Needs, ProgramBuilder, Segment, Value
-from trtllm_replayssm.builders.trt_graph import NativeOps, TrtGraph
+from trtllm_replayssm.builders.segments import Needs, ProgramBuilder, Segment
+from trtllm_replayssm.builders.trt_graph import TrtGraph
 from trtllm_replayssm.models import model_of
 
 MAIN, MTP, COMMIT_PROGRAM = "main", "mtp", "commit"
-
-
-class SegmentedOps:
-    """Native operations between networks (tensorrt_rtx)."""
-
-    def __init__(self, program: ProgramBuilder, activation: str) -> None:
-        self._program = program
-        self._activation = activation
-
-    def run(
-        self, op: str, layer: int, inputs: dict[str, Value], weights: dict[str, str], width: int, shape: Any
-    ) -> Value:
-        """See `NativeOps`."""
-        return self._program.native(op, layer, inputs, weights, width, self._activation)
 
 
 def trace(

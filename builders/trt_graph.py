@@ -7,7 +7,7 @@ interpreter. Parts of a projection are views: TensorRT layers slice them, native
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -28,22 +28,15 @@ from trtllm_replayssm.bindings import (
 from trtllm_replayssm.builders.attention import attend, rotary, scaled_query, update_cache
 from trtllm_replayssm.builders.elementwise import normalised, silu, softplus
 from trtllm_replayssm.builders.linear import dense_constant, linear
+from trtllm_replayssm.builders.native_ops import OWN_LOGITS, NativeOps
 from trtllm_replayssm.builders.network import Network
 from trtllm_replayssm.builders.parameters import Parameters
 from trtllm_replayssm.builders.segments import ProgramBuilder, Value
 from trtllm_replayssm.graph import MoeNames
 from trtllm_replayssm.shapes import AttentionShape, MoeShape, SsmShape
 from trtllm_replayssm.weights.matrix import DenseMatrix
-
-
-class NativeOps(Protocol):
-    """How a flavour runs an operation that TensorRT lacks: between networks, or as a plugin layer."""
-
-    def run(
-        self, op: str, layer: int, inputs: dict[str, Value], weights: dict[str, str], width: int, shape: Any
-    ) -> Value:
-        """inputs and weights by argument name -> the output [B, T, width] in the activation type."""
-        ...
+from trtllm_replayssm.weights.shard import own_rows
+from trtllm_replayssm.weights.tensor_parallel import partial_results
 
 
 class TrtGraph:
@@ -57,6 +50,8 @@ class TrtGraph:
         self._native = native
         self._activation = activation
         self._depth = depth
+        self._parallel = parameters.parallel
+        self._partial = partial_results(parameters.geometry) if self._parallel.size > 1 else frozenset()
         self.inputs = {n: program.declare(s) for n, s in step_inputs(parameters.geometry, activation).items()}
 
     @property
@@ -66,26 +61,38 @@ class TrtGraph:
     def embedding(self, ids: Value, table: str) -> Value:
         # a network of its own, so that the drafting head runs the same engine and the table is stored once
         self._program.cut("before embedding")
-        tokens = self._tensor(ids)
-        rows = dense_constant(self._net, table, self._dense(table), rank=2)
+        matrix, tokens = self._dense(table), self._tensor(ids)
+        rows = dense_constant(self._net, table, matrix, rank=2)
         found = self._net.named(self._net.definition.add_gather(rows, tokens, 0), "embedding")
-        embedded = self._put(found, "embedded", self._width(table))
+        embedded = self._put(found, "embedded", matrix.shape[1])
         self._program.cut("embedding", share=f"embedding {table}")
         return embedded
 
     def linear(self, x: Value, weight: str) -> Value:
+        product = self._product(x, weight)
+        return self._native.add_up(product) if weight in self._partial else product
+
+    def _product(self, x: Value, weight: str) -> Value:
+        """`linear` of the inputs that are here: one of several addends where ranks share the matrix's inputs."""
         matrix, tensor = self._parameters.matrix(weight), self._tensor(x)
         out = linear(self._net, tensor, weight, matrix)
         return self._put(out, weight.removesuffix(".weight") + ".out", matrix.shape[0])
 
     def lm_head(self, x: Value, weight: str) -> Value:
         self._program.cut("before output head")
-        matrix, tensor = self._parameters.matrix(weight), self._tensor(x)
-        out = self._net.wide(linear(self._net, tensor, weight, matrix))
-        name = self._program.put(out, LOGITS, "float32", "B", "K", matrix.shape[0], exact=True)
-        self._program.keep(name)
+        geometry, shared = self._parameters.geometry, self._parallel.size > 1
+        matrix = own_rows(self._parameters.matrix(weight), weight, geometry.vocab, self._parallel)
+        tensor = self._tensor(x)
+        # of a table that is the embedding's as well, a rank multiplies with a part: a constant of its own
+        table = f"own rows of {weight}" if shared and geometry.tie_embeddings else weight
+        out = self._net.wide(linear(self._net, tensor, table, matrix))
+        name = OWN_LOGITS if shared else LOGITS
+        self._program.put(out, name, "float32", "B", "K", matrix.shape[0], exact=True)
+        if not shared:
+            self._program.keep(name)
         self._program.cut("output head", share=f"output head {weight}")
-        return Value(name, 0, matrix.shape[0])
+        logits = Value(name, 0, matrix.shape[0])
+        return self._native.join(logits, LOGITS, geometry.vocab) if shared else logits
 
     def add(self, a: Value, b: Value) -> Value:
         left, right = self._program.tensors([a, b])
@@ -225,7 +232,8 @@ class TrtGraph:
         routed = self._native.run(MOE, -1, inputs, weights, inner.width, shape)
         if names.latent_out is not None:
             routed = self.linear(routed, names.latent_out)
-        return self.add(routed, shared)
+        both = self.add(routed, shared)
+        return both if self._parallel.size == 1 else self._native.add_up(both)
 
     def select_tokens(self, x: Value) -> Value:
         tensor, index = self._program.tensors([x, self.inputs[TOKEN_INDEX]])
@@ -244,9 +252,10 @@ class TrtGraph:
         return updated
 
     def _shared(self, x: Value, prefix: str, gated: bool) -> Value:
+        """The shared expert, of several ranks an addend."""
         up = self.linear(x, f"{prefix}.up_proj.weight")
         inner = self.mul(self.silu(self.linear(x, f"{prefix}.gate_proj.weight")), up) if gated else self.relu2(up)
-        return self.linear(inner, f"{prefix}.down_proj.weight")
+        return self._product(inner, f"{prefix}.down_proj.weight")
 
     def _scale(self, x: Value, factor: Value) -> Value:
         """x [B, T, width] times factor [B, T, 1]."""
@@ -283,9 +292,6 @@ class TrtGraph:
         matrix = self._parameters.matrix(name)
         assert isinstance(matrix, DenseMatrix), "embeddings and routers are never quantised"
         return matrix
-
-    def _width(self, table: str) -> int:
-        return self._parameters.matrix(table).shape[1]
 
     def _vector(self, name: str, *, rank: int = 3, offset: float = 0.0) -> Any:
         """A parameter vector, the last axis of `rank`; offset is added in float32."""

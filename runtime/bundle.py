@@ -5,15 +5,23 @@ Not here: what the library and the files of the bundle must be; `TensorRtSession
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from trtllm_replayssm.config import PoolConfig, ReplayConfig
 from trtllm_replayssm.dtypes import ActivationDtype
-from trtllm_replayssm.errors import ConfigError, UnsupportedError
+from trtllm_replayssm.errors import ConfigError
 from trtllm_replayssm.manifest import Manifest
+from trtllm_replayssm.runtime.checkpoint_session import rank_device, require_devices, shared_session
 from trtllm_replayssm.runtime.replica import ReplicaOptions, require_fit
 from trtllm_replayssm.runtime.session.base import Session
+from trtllm_replayssm.weights.tensor_parallel import TensorParallel, shard_geometry
+
+if TYPE_CHECKING:  # torch is imported when a session is made, not before
+    from trtllm_replayssm.runtime.session.ranks import Ranks
 
 PLUGIN_FLAVOUR = "tensorrt"
 
@@ -21,13 +29,13 @@ PLUGIN_FLAVOUR = "tensorrt"
 def fitted(options: ReplicaOptions, manifest: Manifest) -> ReplicaOptions:
     """The settings with what the bundle fixes filled in. Raises ConfigError where they ask for anything else."""
     build = manifest.build
-    if build.tp_size != 1:
-        raise UnsupportedError("LLM", "bundle", expected="engines of one GPU", got=f"tp_size {build.tp_size}")
     fixed: dict[str, tuple[object, object]] = {
         "max_seq_len": (options.max_seq_len, build.max_seq_len),
         "dtype": (None if options.dtype == "auto" else options.dtype, build.activation),
         "state_cache": (options.state_cache, "replay"),
-        "tensor_parallel_size": (options.tensor_parallel_size, 1),
+        "tensor_parallel_size": (
+            None if options.tensor_parallel_size == 1 else options.tensor_parallel_size, build.tp_size,
+        ),
         "mamba_ssm_cache_dtype": (
             None if options.kv_cache.mamba_ssm_cache_dtype == "auto" else options.kv_cache.mamba_ssm_cache_dtype,
             manifest.replay.recurrence.value,
@@ -48,27 +56,49 @@ def fitted(options: ReplicaOptions, manifest: Manifest) -> ReplicaOptions:
         max_batch_size=options.max_batch_size or build.max_batch,
         max_seq_len=build.max_seq_len,
         prefill_chunk=options.prefill_chunk or build.context_tokens,
-    )
+        tensor_parallel_size=build.tp_size,
+    )  # fmt: skip
 
 
-def bundle_session(directory: Path, manifest: Manifest, options: ReplicaOptions) -> Session:
-    """A session over the bundle's engines; options: of `fitted`.
+def bundle_session(parts: Sequence[Path], manifest: Manifest, options: ReplicaOptions) -> Session:
+    """A session over the bundle's engines, of several GPUs the first one's; options: of `fitted`.
 
-    Raises ConfigError and EngineMismatchError when GPU, library and bundle do not fit.
+    parts: a folder per rank; manifest: the first one's. Raises ConfigError and EngineMismatchError when GPUs, library
+    and bundle do not fit.
     """
     _require_gpu(manifest, options)
     pool = PoolConfig(
         slots=options.batch, max_seq_len=manifest.build.max_seq_len,
         activation=ActivationDtype(manifest.build.activation),
     )  # fmt: skip
-    engines = sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
-    require_fit(manifest.geometry, manifest.replay, pool, options, engines)
+    ranks = manifest.build.tp_size
+    engines = sum(path.stat().st_size for path in parts[0].rglob("*") if path.is_file())
+    geometry = shard_geometry(manifest.geometry, TensorParallel(ranks))
+    require_fit(geometry, manifest.replay, pool, options, engines)
+    if ranks == 1:
+        from trtllm_replayssm.runtime.session.tensorrt_session import TensorRtSession
 
+        return TensorRtSession.from_bundle(
+            parts[0], slots=options.batch, device=options.device, plugin_library=options.plugin_library
+        )
+    require_devices(options.device, ranks)
+    make = partial(
+        rank_bundle_session, tuple(parts), slots=options.batch, device=options.device,
+        plugin_library=options.plugin_library,
+    )  # fmt: skip
+    return shared_session(make, ranks, options.device, manifest.geometry)
+
+
+def rank_bundle_session(
+    parts: Sequence[Path], ranks: Ranks, *, slots: int, device: str, plugin_library: str | Path | None
+) -> Session:
+    """One rank's session, in its own process."""
     from trtllm_replayssm.runtime.session.tensorrt_session import TensorRtSession
 
     return TensorRtSession.from_bundle(
-        directory, slots=options.batch, device=options.device, plugin_library=options.plugin_library
-    )
+        parts[ranks.parallel.rank], slots=slots, device=rank_device(device, ranks), plugin_library=plugin_library,
+        ranks=ranks,
+    )  # fmt: skip
 
 
 def _require_gpu(manifest: Manifest, options: ReplicaOptions) -> None:
@@ -77,7 +107,8 @@ def _require_gpu(manifest: Manifest, options: ReplicaOptions) -> None:
 
     build = manifest.build
     gpu = "as it was built on" if build.target == "current" else f"of compute capability {build.target}"
-    needs = f"what the bundle's engines need: an NVIDIA GPU {gpu}, and {build.flavour} {build.tensorrt_version}"
+    gpus = "an NVIDIA GPU" if build.tp_size == 1 else f"{build.tp_size} NVIDIA GPUs"
+    needs = f"what the bundle's engines need: {gpus} {gpu}, and {build.flavour} {build.tensorrt_version}"
     hint = "A checkpoint directory runs without a GPU"
     if not options.device.startswith("cuda"):
         hint = f"Give device 'cuda', or a checkpoint directory to run on {options.device}"

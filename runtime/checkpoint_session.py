@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING
 from trtllm_replayssm.config import CudaGraphConfig, PoolConfig, ReplayConfig
 from trtllm_replayssm.errors import ConfigError
 from trtllm_replayssm.runtime.session.base import Session
+from trtllm_replayssm.shapes import ModelGeometry
 from trtllm_replayssm.weights.checkpoint import Checkpoint
 
 if TYPE_CHECKING:  # torch is imported when a session is made, not before
+    from trtllm_replayssm.runtime.session.rank_process import MakeSession
     from trtllm_replayssm.runtime.session.ranks import Ranks
 
 
@@ -29,16 +31,24 @@ def checkpoint_session(
         return TorchSession.from_checkpoint(
             checkpoint, replay, pool, state_cache=state_cache, device=device, debug=debug, cuda_graphs=cuda_graphs
         )
-    from trtllm_replayssm.runtime.session.rank_process import start_ranks
-    from trtllm_replayssm.runtime.session.shared_session import SharedSession
-
-    _require_devices(device, ranks)
+    require_devices(device, ranks)
     make = partial(
         rank_session, checkpoint.directory, replay, pool, state_cache=state_cache, device=device, debug=debug,
         cuda_graphs=cuda_graphs,
     )  # fmt: skip
+    return shared_session(make, ranks, device, checkpoint.geometry)
+
+
+def shared_session(make: MakeSession, ranks: int, device: str, geometry: ModelGeometry) -> Session:
+    """A session over processes, one a rank, each with the session that `make` makes there; geometry: the whole model's.
+
+    Raises ConfigError with what a rank met while it started.
+    """
+    from trtllm_replayssm.runtime.session.rank_process import start_ranks
+    from trtllm_replayssm.runtime.session.shared_session import SharedSession
+
     own, others = start_ranks(ranks, make, backend="gloo" if device == "cpu" else "nccl")
-    return SharedSession(own, others.connections, checkpoint.geometry, others.hang_up)
+    return SharedSession(own, others.connections, geometry, others.hang_up)
 
 
 def rank_session(
@@ -48,19 +58,25 @@ def rank_session(
     """One rank's session, in its own process."""
     from trtllm_replayssm.runtime.session.torch_session import TorchSession
 
-    name = device
-    if device != "cpu":
-        import torch
-
-        name = f"cuda:{ranks.parallel.rank}"
-        torch.cuda.set_device(name)
     return TorchSession.from_checkpoint(
-        Checkpoint.open(directory), replay, pool, state_cache=state_cache, device=name, debug=debug,
-        cuda_graphs=cuda_graphs, ranks=ranks,
+        Checkpoint.open(directory), replay, pool, state_cache=state_cache, device=rank_device(device, ranks),
+        debug=debug, cuda_graphs=cuda_graphs, ranks=ranks,
     )  # fmt: skip
 
 
-def _require_devices(device: str, ranks: int) -> None:
+def rank_device(device: str, ranks: Ranks) -> str:
+    """The device of one rank, the process's current one from now on."""
+    if device == "cpu":
+        return device
+    import torch
+
+    name = f"cuda:{ranks.parallel.rank}"
+    torch.cuda.set_device(name)
+    return name
+
+
+def require_devices(device: str, ranks: int) -> None:
+    """Raise ConfigError where `device` does not stand for as many GPUs as there are ranks."""
     if device == "cpu":
         return
     import torch

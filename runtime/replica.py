@@ -10,11 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from trtllm_replayssm.bundle_parts import bundle_parts, read_parts
 from trtllm_replayssm.checks import require_positive, require_type
 from trtllm_replayssm.config import EVERY_BATCH, CudaGraphConfig, PoolConfig, ReplayConfig
 from trtllm_replayssm.dtypes import ActivationDtype
 from trtllm_replayssm.errors import ConfigError, UnsupportedError
-from trtllm_replayssm.manifest import MANIFEST, read_manifest
 from trtllm_replayssm.runtime.ahead import steps_ahead
 from trtllm_replayssm.runtime.capacity import prefix_budget, require_slots
 from trtllm_replayssm.runtime.checkpoint_session import checkpoint_session
@@ -117,12 +117,12 @@ def build_engine(model: str | Path, tokenizer: object, options: ReplicaOptions) 
     """
     if options.backend not in BACKENDS:
         raise UnsupportedError("LLM", "backend", expected=f"one of {BACKENDS}", got=options.backend)
-    if (Path(model) / MANIFEST).is_file():
+    if bundle_parts(Path(model)):
         from trtllm_replayssm.runtime.bundle import bundle_session, fitted
 
-        manifest = read_manifest(Path(model))
-        options = fitted(options, manifest)
-        return engine_over(bundle_session(Path(model), manifest, options), model, tokenizer, options)
+        folders, manifests = zip(*read_parts(Path(model)), strict=True)
+        options = fitted(options, manifests[0])
+        return engine_over(bundle_session(folders, manifests[0], options), folders[0], tokenizer, options)
     if options.plugin_library is not None:
         raise ConfigError("LLM", "plugin_library", expected="none: a checkpoint has no engines", got="one")
     checkpoint = Checkpoint.open(Path(model))

@@ -91,6 +91,8 @@ class Program:
 MAMBA2, GDN, CONV1D, MOE, COMMIT = (
     "Mamba2Replay", "GatedDeltaNetReplay", "CausalConv1dReplay", "MoeExperts", "ReplayCommit",
 )  # fmt: skip
+# Between the engines of tensor-parallel ranks, input `x`: its sum over the ranks; their last axes one after another.
+RANK_SUM, RANK_JOIN = "RankSum", "RankJoin"
 
 
 def layer_tensor(layer: int, part: str) -> str:

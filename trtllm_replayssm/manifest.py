@@ -45,6 +45,7 @@ class BuildInfo:
 
     target: compute capability ("12.0"), or "current". activation: element type of activations and caches.
     weights: "checkpoint" (as stored) or "bf16". max_seq_len: positions of a cache row; context_tokens: largest chunk.
+    tp_size: GPUs that share the model; tp_rank: the one that these engines are for.
     """
 
     flavour: str
@@ -65,8 +66,9 @@ class BuildInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """geometry, replay: what was built; profiles: by name in the order of the engines' profile numbers;
-    programs: main and, where the model has the head, mtp; files: path in the bundle -> SHA-256.
+    """geometry, replay: what was built, the whole model's also for one of several ranks; profiles: by name in the order
+    of the engines' profile numbers; programs: main and, where the model has the head, mtp; files: path in the bundle ->
+    SHA-256.
     """
 
     format_version: int

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, distributed
 
+from trtllm_replayssm.errors import UnsupportedError
 from trtllm_replayssm.shapes import ModelGeometry
 from trtllm_replayssm.weights.tensor_parallel import TensorParallel, partial_results
 
@@ -23,6 +25,10 @@ class Ranks(Protocol):
 
     def join(self, x: Tensor) -> Tensor:
         """[..., C] of every rank -> [..., size * C], rank after rank."""
+        ...
+
+    def communicator(self) -> Any:
+        """The NCCL communicator as a Python capsule, for a library that calls NCCL itself."""
         ...
 
 
@@ -81,3 +87,17 @@ class ProcessRanks:
         parts = torch.empty((self.parallel.size, *x.shape), dtype=x.dtype, device=x.device)
         distributed.all_gather(list(parts), x)
         return parts.movedim(0, -2).flatten(-2)
+
+    def communicator(self) -> Any:
+        """See `Ranks.communicator`. Raises UnsupportedError where the ranks do not speak NCCL."""
+        if distributed.get_backend() != "nccl":
+            raise UnsupportedError(
+                "load bundle", "ranks", expected="NCCL, which the engines call", got=distributed.get_backend(),
+                hint="Engines of tensorrt share a model among GPUs only",
+            )  # fmt: skip
+        device = torch.device("cuda", torch.cuda.current_device())
+        distributed.all_reduce(torch.zeros(1, device=device))  # the communicator exists from the first call on
+        pointer = distributed.group.WORLD._get_backend(device)._comm_ptr()  # type: ignore[union-attr]
+        new = ctypes.pythonapi.PyCapsule_New
+        new.restype, new.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
+        return new(pointer, None, None)

@@ -55,15 +55,18 @@ class TensorRtEngines:
     """Implements `tensorrt_program.Engines` on the device's current stream."""
 
     def __init__(
-        self, directory: Path, manifest: Manifest, device: torch.device, plugin_library: str | Path | None = None
-    ) -> None:
-        """Raises ConfigError or EngineMismatchError when library, GPU and bundle do not fit."""
+        self, directory: Path, manifest: Manifest, device: torch.device, plugin_library: str | Path | None = None,
+        communicator: Any = None,
+    ) -> None:  # fmt: skip
+        """communicator: capsule of an NCCL communicator, for engines that exchange with those of other ranks.
+
+        Raises ConfigError or EngineMismatchError when library, GPU and bundle do not fit."""
         trt = _library(manifest)
         self._plugins = manifest.build.flavour == PLUGIN_FLAVOUR
         self._kernels: Any = None  # RTX: the cache of compiled kernels
         if self._plugins:
             _load_plugins(trt, plugin_library)
-        self._trt = trt
+        self._trt, self._communicator = trt, communicator
         self._messages: list[str] = []
         self._logger = _logger(trt, self._messages)
         self._runtime = trt.Runtime(self._logger)
@@ -99,6 +102,9 @@ class TensorRtEngines:
             if context is None or not context.set_optimization_profile_async(profile, stream):
                 raise DeviceError("run engine", engine, expected="an execution context", got=self._last_message())
             context.set_device_memory(self._scratch.data_ptr(), self._scratch.numel())
+            # waits for the other ranks, which make their contexts in the same order
+            if self._communicator is not None and not context.set_communicator(self._communicator):
+                raise DeviceError("run engine", engine, expected="a communicator it takes", got=self._last_message())
             self._contexts[key] = _Bound(context, profile)
         return self._contexts[key]
 

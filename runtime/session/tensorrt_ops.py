@@ -7,26 +7,34 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from trtllm_replayssm.bindings import CONV1D, GDN, MAMBA2, MOE, OpStep, View
+from trtllm_replayssm.bindings import CONV1D, GDN, MAMBA2, MOE, RANK_JOIN, RANK_SUM, OpStep, View
 from trtllm_replayssm.errors import EngineMismatchError
 from trtllm_replayssm.ops import native_experts
 from trtllm_replayssm.runtime.pools.state_pools import StatePools
+from trtllm_replayssm.runtime.session.ranks import Sharing
 from trtllm_replayssm.runtime.session.step_context import Phase, StepContext
 from trtllm_replayssm.runtime.session.torch_moe import route, routed_experts
 from trtllm_replayssm.runtime.session.torch_state_ops import StateOps
 from trtllm_replayssm.runtime.session.torch_weights import TorchWeights
+from trtllm_replayssm.shapes import MoeShape
 from trtllm_replayssm.weights.names import split_expert_stack
 
 
 class NativeStepOps:
-    """state_ops: the recurrences and the convolution; weights: vectors and experts by canonical name."""
+    """state_ops: the recurrences and the convolution; weights: vectors and experts by canonical name.
+
+    Where they are one of several ranks', sums and joins over the ranks run here as well.
+    """
 
     def __init__(self, pools: StatePools, state_ops: StateOps, weights: TorchWeights) -> None:
         self._geometry = pools.geometry
         self._pools = pools
         self._state_ops = state_ops
         self._weights = weights
+        self._sharing = None if weights.ranks is None else Sharing.of(pools.geometry, weights.ranks)
         self._run = {CONV1D: self._conv1d, MAMBA2: self._mamba2, GDN: self._gdn, MOE: self._moe}
+        if weights.ranks is not None:
+            self._run |= {RANK_SUM: self._rank_sum, RANK_JOIN: self._rank_join}
 
     def run(self, step: OpStep, context: StepContext, memory: Mapping[str, Tensor]) -> None:
         """Run one operation; its output tensor in `memory` is written. Projections are read in place."""
@@ -76,15 +84,29 @@ class NativeStepOps:
         bias = self._weights.vector(step.weights["router_bias"]) if "router_bias" in step.weights else None
         if self._state_ops.native is not None and native_experts.serves(shape, x.shape[-1], x.dtype):
             stacks = self._weights.expert_stacks(split_expert_stack(step.weights["up_proj"])[0], gated=shape.gated)
-            chosen = native_experts.route(logits, bias, shape, context.rows)
-            return native_experts.experts(x.flatten(0, 1), *chosen, stacks).view_as(x)
+            ids, scores = native_experts.route(logits, bias, shape, context.rows)
+            return native_experts.experts(x.flatten(0, 1), self._own(ids, shape), scores, stacks).view_as(x)
         valid = context.valid()
         out: Tensor = torch.zeros_like(x)
+        ids, scores = route(logits[valid], bias, shape)
         out[valid] = routed_experts(
-            x[valid], *route(logits[valid], bias, shape), shape,
+            x[valid], self._own(ids, shape), scores, shape,
             lambda projection, expert: self._weights.expert(step.weights[projection], expert),
         )  # fmt: skip
         return out
+
+    def _own(self, ids: Tensor, shape: MoeShape) -> Tensor:
+        """Chosen experts as this session's stacks count them."""
+        return ids if self._sharing is None else self._sharing.own_experts(ids, shape.experts)
+
+    def _rank_sum(self, step: OpStep, context: StepContext, inputs: Mapping[str, Tensor]) -> Tensor:
+        """HAZARD: the input is overwritten; nothing else reads an addend."""
+        assert self._sharing is not None
+        return self._sharing.ranks.add_up(inputs["x"])
+
+    def _rank_join(self, step: OpStep, context: StepContext, inputs: Mapping[str, Tensor]) -> Tensor:
+        assert self._sharing is not None
+        return self._sharing.ranks.join(inputs["x"])
 
 
 def _view(memory: Mapping[str, Tensor], view: View) -> Tensor:

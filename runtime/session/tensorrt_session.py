@@ -9,13 +9,14 @@ from torch import Tensor
 
 from trtllm_replayssm.config import PoolConfig
 from trtllm_replayssm.dtypes import ActivationDtype
-from trtllm_replayssm.errors import ConfigError
+from trtllm_replayssm.errors import ConfigError, EngineMismatchError
 from trtllm_replayssm.graph import ModelOutput
 from trtllm_replayssm.manifest import Manifest, check_files, read_manifest, require_same
 from trtllm_replayssm.ops.dtypes import torch_dtype
 from trtllm_replayssm.runtime.pools.state_pools import StatePools
 from trtllm_replayssm.runtime.session.device import usable_device
 from trtllm_replayssm.runtime.session.network import Network
+from trtllm_replayssm.runtime.session.ranks import Ranks
 from trtllm_replayssm.runtime.session.step_context import StepContext
 from trtllm_replayssm.runtime.session.tensorrt_engines import PLUGIN_FLAVOUR, TensorRtEngines
 from trtllm_replayssm.runtime.session.tensorrt_ops import NativeStepOps
@@ -24,7 +25,8 @@ from trtllm_replayssm.runtime.session.tensorrt_state import PluginState
 from trtllm_replayssm.runtime.session.tensorrt_weights import BundleWeights
 from trtllm_replayssm.runtime.session.torch_session import TorchSession
 from trtllm_replayssm.runtime.session.torch_weights import TorchWeights
-from trtllm_replayssm.weights.checkpoint import Checkpoint
+from trtllm_replayssm.weights.shard import WeightSource
+from trtllm_replayssm.weights.tensor_parallel import ALONE, TensorParallel, shard_geometry
 
 MAIN, MTP = "main", "mtp"
 
@@ -51,18 +53,22 @@ class TensorRtSession(TorchSession):
     caches start as zeros, and those of a freed slot become zeros again.
     """
 
-    def __init__(self, manifest: Manifest, directory: Path, engines: Engines, pools: StatePools) -> None:
+    def __init__(
+        self, manifest: Manifest, directory: Path, engines: Engines, pools: StatePools, ranks: Ranks | None = None
+    ) -> None:
         """directory: of the bundle, for what native operations read. engines: run the bundle's engine files.
+        ranks: the collectives of one of several sessions that share a model.
 
-        Raises EngineMismatchError when the pools are not those that the engines were built for.
+        Raises EngineMismatchError when pools or rank are not those that the engines were built for.
         """
-        require_same("TensorRtSession", pools.geometry, manifest.geometry)
+        parallel = require_rank(manifest, ranks)
+        require_same("TensorRtSession", pools.geometry, shard_geometry(manifest.geometry, parallel))
         require_same("TensorRtSession", pools.replay, manifest.replay)
         activation = torch_dtype(ActivationDtype(manifest.build.activation))
         # native operations ask for vectors and experts only, which a bundle serves as a checkpoint does
-        bundle = BundleWeights(directory, manifest.geometry)
+        bundle = BundleWeights(directory, pools.geometry, parallel)
         self._bundle, self._manifest, self._engines = bundle, manifest, engines
-        weights = TorchWeights(cast(Checkpoint, bundle), activation, pools.cursors.position.device)
+        weights = TorchWeights(cast(WeightSource, bundle), activation, pools.cursors.position.device, ranks=ranks)
         super().__init__(weights, pools, cuda_graphs=None)  # programs move rows between slots with the host's help
         for slot in range(pools.pool.slots):
             self._clear_caches(slot)
@@ -70,18 +76,20 @@ class TensorRtSession(TorchSession):
     @classmethod
     def from_bundle(
         cls, directory: str | Path, *, slots: int | None = None, device: str = "cuda",
-        plugin_library: str | Path | None = None,
+        plugin_library: str | Path | None = None, ranks: Ranks | None = None,
     ) -> TensorRtSession:  # fmt: skip
-        """Check a bundle and load it; plugin_library: for engines with plugins.
+        """Check a bundle, or a rank's part of one, and load it; plugin_library: for engines with plugins.
 
-        Raises EngineMismatchError when bundle, library and GPU do not fit.
+        Raises EngineMismatchError when bundle, rank, library and GPU do not fit.
         """
         path = Path(directory)
         manifest = read_manifest(path)
+        require_rank(manifest, ranks)
         check_files(path, manifest)
         pools = pools_of(manifest, slots, device)
-        engines = TensorRtEngines(path, manifest, pools.cursors.position.device, plugin_library)
-        return cls(manifest, path, engines, pools)
+        communicator = None if ranks is None or manifest.build.flavour != PLUGIN_FLAVOUR else ranks.communicator()
+        engines = TensorRtEngines(path, manifest, pools.cursors.position.device, plugin_library, communicator)
+        return cls(manifest, path, engines, pools, ranks)
 
     def free(self, slot: int) -> None:
         """See `Session.free`."""
@@ -102,6 +110,19 @@ class TensorRtSession(TorchSession):
                 tensor[slot].zero_()
 
 
+def require_rank(manifest: Manifest, ranks: Ranks | None) -> TensorParallel:
+    """The rank that a bundle was built for. Raises EngineMismatchError when that is not the one of `ranks`."""
+    built = TensorParallel(manifest.build.tp_size, manifest.build.tp_rank)
+    own = ALONE if ranks is None else ranks.parallel
+    if own != built:
+        raise EngineMismatchError(
+            "load bundle", "tp_rank", expected=f"rank {own.rank} of {own.size}",
+            got=f"engines of rank {built.rank} of {built.size}",
+            hint="Build the bundle with the --tp-size that it is run with, and --tp-rank all",
+        )  # fmt: skip
+    return built
+
+
 def pools_of(manifest: Manifest, slots: int | None, device: str) -> StatePools:
     """Pools as the bundle's engines expect them; slots: at most, and by default, its max_batch."""
     most = manifest.build.max_batch
@@ -114,6 +135,5 @@ def pools_of(manifest: Manifest, slots: int | None, device: str) -> StatePools:
     pool = PoolConfig(
         slots=count, max_seq_len=manifest.build.max_seq_len, activation=ActivationDtype(manifest.build.activation)
     )
-    return StatePools.allocate(
-        manifest.geometry, manifest.replay, pool, conventional=False, device=usable_device(device)
-    )
+    geometry = shard_geometry(manifest.geometry, TensorParallel(manifest.build.tp_size, manifest.build.tp_rank))
+    return StatePools.allocate(geometry, manifest.replay, pool, conventional=False, device=usable_device(device))

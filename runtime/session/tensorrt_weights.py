@@ -19,6 +19,7 @@ from trtllm_replayssm.weights.matrix import ExpertStack, Matrix
 from trtllm_replayssm.weights.names import expert_weight, split_expert_stack
 from trtllm_replayssm.weights.safetensors_file import SafetensorsFile, Tensor
 from trtllm_replayssm.weights.storage import find_matrix
+from trtllm_replayssm.weights.tensor_parallel import ALONE, TensorParallel
 
 FOLDER = "weights"
 
@@ -26,13 +27,15 @@ FOLDER = "weights"
 class BundleWeights:
     """Serves the names of `weights.checkpoint.Checkpoint` that native operations ask for."""
 
-    def __init__(self, directory: Path, geometry: ModelGeometry) -> None:
+    def __init__(self, directory: Path, geometry: ModelGeometry, parallel: TensorParallel = ALONE) -> None:
+        """parallel: `geometry` is of this rank, and the stacks hold its experts only, counted from 0."""
         files = sorted((directory / FOLDER).glob("*.safetensors"))
         self._tensors: dict[str, Tensor] = {}
         for path in files:
             self._tensors.update(SafetensorsFile(path).tensors)
         self._specs = {spec.name: spec for spec in model_of(geometry).parameters(geometry)}
         self._directory = directory
+        self._parallel = parallel
 
     def vector(self, name: str) -> NDArray[np.float32]:
         """A vector or convolution, float32."""
@@ -45,7 +48,7 @@ class BundleWeights:
         def read(expert: int) -> Matrix:
             return find_matrix(self._tensors, expert_weight(name, expert), (rows, columns), quantised=True).read()
 
-        return ExpertStack((experts, rows, columns), read)
+        return ExpertStack((len(self._parallel.units(experts)), rows, columns), read)
 
     def packed_experts(self, programs: Iterable[Program]) -> dict[str, NDArray[Any]]:
         """The tensors of `weights.expert_tensors` that engines read, by binding name: views of the mapped files."""

@@ -13,6 +13,7 @@ from typing import Any
 
 from jinja2 import TemplateError
 
+from trtllm_replayssm.bundle_parts import bundle_parts
 from trtllm_replayssm.errors import CheckpointError, RequestError
 from trtllm_replayssm.runtime.text.render_process import RenderProcess
 from trtllm_replayssm.runtime.text.sandbox import environment
@@ -56,12 +57,12 @@ class ChatTemplate:
 
 
 def load_chat_template(directory: str | Path) -> ChatTemplate | None:
-    """The template of a checkpoint directory, None when it has none.
+    """The template of a checkpoint or bundle directory, None when it has none.
 
     Read from chat_template.jinja, else from `chat_template` of tokenizer_config.json (a string, or a list with one
     named "default"). Raises CheckpointError for a file that is damaged.
     """
-    folder = Path(directory)
+    folder = next(iter(bundle_parts(Path(directory))), Path(directory))
     config: Any = {}
     file = folder / "tokenizer_config.json"
     if file.is_file():

@@ -11,24 +11,26 @@ from torch import Tensor
 
 from tests.builders.evaluator import NetworkEvaluator
 from tests.builders.recorded_tensorrt import PluginCall, Recorded, RecordedTensorRt
+from tests.parallel.thread_ranks import ThreadRanks
 from trtllm_replayssm.bindings import Program
 from trtllm_replayssm.builders.compiler import Compiler
 from trtllm_replayssm.builders.flavour import CURRENT, Flavour, FlavourName, load
+from trtllm_replayssm.builders.native_ops import NativeOps, SegmentedOps
 from trtllm_replayssm.builders.native_weights import write_native_weights
 from trtllm_replayssm.builders.options import BuildOptions
-from trtllm_replayssm.builders.parameters import Parameters
+from trtllm_replayssm.builders.parameters import Parameters, RankParameters
 from trtllm_replayssm.builders.plugin_layers import PluginOps
 from trtllm_replayssm.builders.profiles import make_profiles
 from trtllm_replayssm.builders.segments import ProgramBuilder, Segment
-from trtllm_replayssm.builders.trace import SegmentedOps, trace
-from trtllm_replayssm.builders.trt_graph import NativeOps
+from trtllm_replayssm.builders.trace import trace
 from trtllm_replayssm.manifest import FORMAT_VERSION, BuildInfo, Manifest, Profile
 from trtllm_replayssm.runtime.session.tensorrt_session import TensorRtSession, pools_of
+from trtllm_replayssm.shapes import ModelGeometry
 
 
 @dataclass
 class Traced:
-    """Programs and, by engine name, the networks that a build would compile.
+    """Programs and, by engine name, the networks that a build would compile. parameters: the rank's, geometry: whole.
 
     calls: the plugin layers of each network; compiler: keeps the library's objects alive.
     """
@@ -40,10 +42,12 @@ class Traced:
     calls: dict[str, list[PluginCall]]
     compiler: Compiler
     parameters: Parameters
+    geometry: ModelGeometry
 
 
-def trace_networks(parameters: Parameters, options: BuildOptions) -> Traced:
+def trace_networks(whole: Parameters, options: BuildOptions) -> Traced:
     """Everything a build does but compiling; flavour `tensorrt` over the stand-in for the library."""
+    parameters = whole if options.tp_size == 1 else RankParameters(whole, options.parallel)
     recorded = Recorded()
     plugins = options.flavour is FlavourName.TENSORRT
     flavour = load(FlavourName.RTX, "12.0")
@@ -72,7 +76,7 @@ def trace_networks(parameters: Parameters, options: BuildOptions) -> Traced:
         parameters, compiler.new_network, emit, make_ops, segmented=not plugins, activation=activation,
         depth=options.depth,
     )  # fmt: skip
-    return Traced(options, flavour, programs, segments, calls, compiler, parameters)
+    return Traced(options, flavour, programs, segments, calls, compiler, parameters, whole.geometry)
 
 
 def definition_of(segment: Segment) -> tensorrt_rtx.INetworkDefinition:
@@ -88,12 +92,12 @@ def profiles(options: BuildOptions) -> dict[str, Profile]:
 
 
 class EvaluatorEngines:
-    """Runs the networks of traced programs with torch, in the place of TensorRT."""
+    """Runs the networks of traced programs with torch, in the place of TensorRT. ranks: see `NetworkEvaluator`."""
 
-    def __init__(self, traced: Traced) -> None:
+    def __init__(self, traced: Traced, ranks: ThreadRanks | None = None) -> None:
         self._evaluators = {
             name: NetworkEvaluator(
-                tensorrt_rtx, definition_of(segment), segment.network.constants, traced.calls[name]
+                tensorrt_rtx, definition_of(segment), segment.network.constants, traced.calls[name], ranks
             )
             for name, segment in traced.segments.items()
         }
@@ -113,18 +117,19 @@ def manifest_of(traced: Traced) -> Manifest:
     info = BuildInfo(
         flavour=traced.flavour.name.value, tensorrt_version="none", product_version="none", target="12.0",
         activation=options.activation.value, weights=options.weights, max_batch=options.max_batch,
-        max_seq_len=options.max_seq_len, context_rows=1, context_tokens=options.context_tokens, tp_size=1, tp_rank=0,
-        peak_rss_bytes=0, seconds=0.0,
+        max_seq_len=options.max_seq_len, context_rows=1, context_tokens=options.context_tokens, tp_size=options.tp_size,
+        tp_rank=options.tp_rank, peak_rss_bytes=0, seconds=0.0,
     )  # fmt: skip
     return Manifest(
-        format_version=FORMAT_VERSION, build=info, geometry=traced.parameters.geometry, replay=options.replay,
+        format_version=FORMAT_VERSION, build=info, geometry=traced.geometry, replay=options.replay,
         profiles=profiles(options), programs=traced.programs, files={},
     )  # fmt: skip
 
 
-def evaluated_session(traced: Traced, directory: Path) -> TensorRtSession:
-    """A session whose engines are evaluated; `directory` gets what native operations read."""
+def evaluated_session(traced: Traced, directory: Path, ranks: ThreadRanks | None = None) -> TensorRtSession:
+    """A session whose engines are evaluated; `directory` gets what native operations read. ranks: it is one of them."""
     packed = not traced.flavour.segmented
     write_native_weights(directory, traced.programs.values(), traced.parameters, lambda _: None, packed=packed)
     manifest = manifest_of(traced)
-    return TensorRtSession(manifest, directory, EvaluatorEngines(traced), pools_of(manifest, None, "cpu"))
+    engines = EvaluatorEngines(traced, ranks)
+    return TensorRtSession(manifest, directory, engines, pools_of(manifest, None, "cpu"), ranks)

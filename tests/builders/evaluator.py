@@ -16,6 +16,7 @@ from torch import Tensor
 
 from tests.builders import evaluator_layers as layers
 from tests.builders.plugin_evaluator import PluginMemory
+from tests.parallel.thread_ranks import ThreadRanks
 from trtllm_replayssm.builders.network import Constant
 from trtllm_replayssm.weights.matrix import DenseMatrix, Nvfp4Matrix
 
@@ -25,8 +26,13 @@ Step = Callable[[dict[str, Tensor]], None]
 class NetworkEvaluator:
     """One network, read once. Quantised tensors are held as the float32 values they stand for."""
 
-    def __init__(self, trt: Any, definition: Any, constants: Mapping[str, Constant], calls: Sequence[Any] = ()) -> None:
-        """calls: the plugin layers of the network (`recorded_tensorrt.PluginCall`)."""
+    def __init__(
+        self, trt: Any, definition: Any, constants: Mapping[str, Constant], calls: Sequence[Any] = (),
+        ranks: ThreadRanks | None = None,
+    ) -> None:  # fmt: skip
+        """calls: the plugin layers of the network (`recorded_tensorrt.PluginCall`). ranks: what its collective layers
+        exchange with.
+        """
         self._calls = list(calls)
         imitated = {call.output for call in calls if call.output is not None}
         names = [definition.get_input(i).name for i in range(definition.num_inputs)]
@@ -44,6 +50,10 @@ class NetworkEvaluator:
             kind = layer.type.name
             if kind == "CONSTANT":
                 self._constants[names[0]] = constant_values(constants[layer.name])
+            elif kind == "DIST_COLLECTIVE":
+                assert ranks is not None
+                layer.__class__ = trt.IDistCollectiveLayer
+                self._steps.append(_collective(layer, ranks))
             else:
                 self._steps.append(layers.step_of(trt, layer, kind, attention))
 
@@ -53,6 +63,21 @@ class NetworkEvaluator:
         for step in self._steps:
             step(memory)
         return {name: memory[name] for name in self.outputs}
+
+
+def _collective(layer: Any, ranks: ThreadRanks) -> Step:
+    """What a collective layer does over all ranks, as the stand-in for the library noted it in its metadata."""
+    source, target, asked = layer.get_input(0).name, layer.get_output(0).name, layer.metadata
+    assert layer.num_ranks == ranks.parallel.size
+    functions: dict[str, Callable[[Tensor], Tensor]] = {
+        "ALL_REDUCE SUM -1 []": ranks.add_up, "ALL_GATHER NONE -1 []": lambda x: torch.cat(ranks.exchange(x)),
+    }  # fmt: skip
+    function = functions[asked]
+
+    def step(memory: dict[str, Tensor]) -> None:
+        memory[target] = function(memory[source])
+
+    return step
 
 
 def constant_values(constant: Constant) -> Tensor:

@@ -117,6 +117,9 @@ class Proxy:
         if name == "build_serialized_network_to_stream":
             return args[2].write(ENGINE) == len(ENGINE)
         answer = getattr(self.real, name)(*map(_unwrap, args), **{k: _unwrap(v) for k, v in kwargs.items()})
+        if name == "add_dist_collective":  # the layer does not tell what it was asked for
+            _, operation, reduce, root, groups = args
+            answer.metadata = f"{operation.name} {reduce.name} {root} {groups}"
         return Proxy(self.recorded, result, answer) if result in self.recorded.data["classes"] else answer
 
     def _add_plugin(self, inputs: list[Proxy], shape_inputs: list[Any], plugin: Proxy) -> Proxy:

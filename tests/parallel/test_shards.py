@@ -127,16 +127,15 @@ def test_scales_follow_their_elements() -> None:
     for matrix, columns in ((nvfp4, 64), (per_row, 16)):
         whole = matrix.dequantize()
         for axis, count in ((0, 8), (1, columns)):
-            spec = ParamSpec(name="m", shape=(8, columns), role=ParamRole.LINEAR, cut=Cut(axis, (Span(count, count),)))
-            parts = [cut_matrix(matrix, spec, TensorParallel(2, rank)).dequantize() for rank in range(2)]
+            cut = Cut(axis, (Span(count, count),))
+            parts = [cut_matrix(matrix, "m", cut, TensorParallel(2, rank)).dequantize() for rank in range(2)]
             np.testing.assert_array_equal(np.concatenate(parts, axis=axis), whole)
 
 
 def test_a_block_is_never_cut() -> None:
     matrix = Nvfp4Matrix(np.zeros((4, 8), np.uint8), np.ones((4, 1), ml_dtypes.float8_e4m3fn), 1.0, None)
-    spec = ParamSpec(name="w", shape=(4, 16), role=ParamRole.LINEAR, cut=Cut(1, (Span(16, 16),)))
-    with pytest.raises(ConfigError, match="whole blocks of 16"):
-        cut_matrix(matrix, spec, TensorParallel(2, 0))
+    with pytest.raises(ConfigError, match="columns of w in whole blocks of 16"):
+        cut_matrix(matrix, "w", Cut(1, (Span(16, 16),)), TensorParallel(2, 0))
 
 
 def test_random_numbers_of_a_head_do_not_depend_on_its_rank() -> None:

@@ -90,12 +90,12 @@ def test_what_the_build_fixed_cannot_be_wished_otherwise(
     assert caught.value.argument == name and caught.value.hint is not None and "Build" in caught.value.hint
 
 
-def test_a_bundle_of_several_gpus_and_a_plugin_library_without_a_bundle_are_refused(
+def test_a_bundle_without_all_its_ranks_and_a_plugin_library_without_a_bundle_are_refused(
     made: tuple[Path, Manifest, Session], tmp_path: Path
 ) -> None:
     manifest = replace(made[1], build=replace(made[1].build, tp_size=2))
     write_manifest(tmp_path, manifest)
-    with pytest.raises(ReplaySSMError, match="one GPU"):
+    with pytest.raises(ReplaySSMError, match=r"engines of all 2 ranks, in rank0, rank1, got those of 0"):
         LLM(tmp_path)
     with pytest.raises(ConfigError, match="plugin_library"):
         LLM(MODEL, plugin_library="x.so")

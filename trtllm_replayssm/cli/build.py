@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
@@ -20,6 +20,11 @@ from trtllm_replayssm.cli.values import layer_range
 from trtllm_replayssm.dtypes import ActivationDtype
 from trtllm_replayssm.errors import ConfigError
 from trtllm_replayssm.weights.presets import preset_names
+
+if TYPE_CHECKING:  # imported when the command runs
+    from trtllm_replayssm.builders.build import BuildReport
+    from trtllm_replayssm.builders.options import BuildOptions
+    from trtllm_replayssm.builders.sources import Source
 
 MIB = 1 << 20
 
@@ -52,8 +57,8 @@ def add_command(commands: Any) -> None:
                         help="as stored, or dequantised for GPUs without FP4 or FP8")  # fmt: skip
     target.add_argument("--quantize", choices=["dense-nvfp4"], help="quantise dense linear layers as they are built")
     target.add_argument("--activation", choices=ACTIVATIONS, default="bfloat16")
-    target.add_argument("--tp-size", type=int, default=1, help="GPUs that share the model")
-    target.add_argument("--tp-rank", type=int, default=0)
+    target.add_argument("--tp-size", type=int, default=1, help="GPUs that share the model (default 1)")
+    target.add_argument("--tp-rank", default="all", metavar="R|all", help="the one to build engines for (default all)")
     limits = parser.add_argument_group("limits")
     limits.add_argument(
         "--max-batch-size", dest="max_batch", type=int, default=8, help="rows of a step and slots (default 8)"
@@ -68,8 +73,6 @@ def add_command(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Build and report."""
-    from trtllm_replayssm.builders.build import build
-
     options = _options(arguments)
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     began = time.monotonic()
@@ -82,26 +85,47 @@ def run(arguments: argparse.Namespace) -> int:
             check_stopped()
             bar.update(task, description=f"{done} engines done; {what}")
 
-        report = build(
-            source.parameters, source.config, arguments.output, options, tokenizer=source.tokenizer,
-            with_weights=not arguments.engines_only, plugin_library=arguments.plugin_library,
-            progress=advance,
-        )  # fmt: skip
-    info, size = report.manifest.build, sum(record.bytes for record in report.records)
+        reports = _build(arguments, options, source, advance)
+    _print(arguments, reports, time.monotonic() - began)
+    return 0
+
+
+def _build(
+    arguments: argparse.Namespace, options: BuildOptions, source: Source, progress: Callable[[str, int], None]
+) -> tuple[BuildReport, ...]:
+    """One rank's engines, or those of every rank asked for."""
+    from trtllm_replayssm.builders.build import build
+    from trtllm_replayssm.builders.build_ranks import build_ranks
+
+    settings: dict[str, Any] = {
+        "tokenizer": source.tokenizer, "with_weights": not arguments.engines_only,
+        "plugin_library": arguments.plugin_library, "progress": progress,
+    }  # fmt: skip
+    if options.tp_size == 1:
+        return (build(source.parameters, source.config, arguments.output, options, **settings),)
+    ranks = range(options.tp_size) if arguments.tp_rank == "all" else (options.tp_rank,)
+    return build_ranks(source.parameters, source.config, arguments.output, options, ranks=ranks, **settings)
+
+
+def _print(arguments: argparse.Namespace, reports: tuple[BuildReport, ...], seconds: float) -> None:
+    records = [record for report in reports for record in report.records]
+    info, size = reports[-1].manifest.build, sum(record.bytes for record in records)
+    largest = max(report.largest_engine_bytes for report in reports)
     result = {
-        "bundle": arguments.output, "engines": len(report.records), "engine_bytes": size,
-        "largest_engine_bytes": report.largest_engine_bytes, "peak_rss_bytes": info.peak_rss_bytes,
-        "seconds": round(time.monotonic() - began, 1), "flavour": info.flavour, "target": info.target,
+        "bundle": arguments.output, "engines": len(records), "engine_bytes": size,
+        "largest_engine_bytes": largest, "peak_rss_bytes": info.peak_rss_bytes,
+        "seconds": round(seconds, 1), "flavour": info.flavour, "target": info.target,
+        "tp_size": info.tp_size, "tp_ranks": [report.manifest.build.tp_rank for report in reports],
     }  # fmt: skip
     if arguments.json:
         print(json.dumps(result, indent=2))
-    else:
-        print(
-            f"{arguments.output}: {len(report.records)} engines for {info.flavour} {info.tensorrt_version}, "
-            f"{info.target}: {size / MIB:.1f} MiB, the largest {report.largest_engine_bytes / MIB:.1f} MiB"
-        )
-        print(f"  {result['seconds']} s, peak memory of the process {info.peak_rss_bytes / MIB:.0f} MiB")
-    return 0
+        return
+    shared = "" if info.tp_size == 1 else f" of {len(reports)} of {info.tp_size} ranks"
+    print(
+        f"{arguments.output}: {len(records)} engines{shared} for {info.flavour} {info.tensorrt_version}, "
+        f"{info.target}: {size / MIB:.1f} MiB, the largest {largest / MIB:.1f} MiB"
+    )
+    print(f"  {result['seconds']} s, peak memory of the process {info.peak_rss_bytes / MIB:.0f} MiB")
 
 
 @contextmanager
@@ -130,7 +154,7 @@ def _clean_stop() -> Iterator[Callable[[], None]]:
             signal.signal(number, handler)
 
 
-def _options(arguments: argparse.Namespace) -> Any:
+def _options(arguments: argparse.Namespace) -> BuildOptions:
     from trtllm_replayssm.builders.flavour import FlavourName
     from trtllm_replayssm.builders.options import BuildOptions
 
@@ -142,11 +166,19 @@ def _options(arguments: argparse.Namespace) -> Any:
         activation=ActivationDtype(arguments.activation), weights=arguments.quantize or arguments.weights,
         max_batch=arguments.max_batch, max_seq_len=arguments.max_seq_len,
         context_tokens=min(arguments.context_tokens, arguments.max_seq_len), tp_size=arguments.tp_size,
-        tp_rank=arguments.tp_rank,
+        tp_rank=_first_rank(arguments.tp_rank),
     )  # fmt: skip
 
 
-def _source(arguments: argparse.Namespace, options: Any) -> AbstractContextManager[Any]:
+def _first_rank(text: str) -> int:
+    if text == "all":
+        return 0
+    if not text.isdecimal():
+        raise ConfigError("build", "tp_rank", expected='a number, or "all"', got=text)
+    return int(text)
+
+
+def _source(arguments: argparse.Namespace, options: BuildOptions) -> AbstractContextManager[Source]:
     from trtllm_replayssm.builders.sources import checkpoint_source, random_source
 
     if (arguments.preset is None) == (arguments.checkpoint is None):

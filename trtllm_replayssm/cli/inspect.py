@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from trtllm_replayssm.builders.inspect_bundle import is_bundle, summarise_bundle
+from trtllm_replayssm.builders.inspect_bundle import summarise_parts
 from trtllm_replayssm.cli.options import ACTIVATIONS, add_replay_options, replay_config
 from trtllm_replayssm.config import PoolConfig, ReplayConfig
 from trtllm_replayssm.dtypes import ActivationDtype, StateFormat
@@ -41,9 +41,12 @@ def add_command(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Inspect and print."""
-    if is_bundle(Path(arguments.model)):
-        bundle = summarise_bundle(Path(arguments.model))
-        print(json.dumps(bundle, indent=2)) if arguments.json else _print_bundle(bundle)
+    if parts := summarise_parts(Path(arguments.model)):
+        if arguments.json:
+            print(json.dumps(parts[0] if parts[0]["build"]["tp_size"] == 1 else {"ranks": parts}, indent=2))
+        else:
+            for part in parts:
+                _print_bundle(part)
         return 0
     config = replay_config(arguments, arguments.step_tokens)
     accepted = float(arguments.step_tokens) if arguments.accepted is None else arguments.accepted
@@ -122,7 +125,8 @@ def _print(report: dict[str, Any]) -> None:
 
 def _print_bundle(report: dict[str, Any]) -> None:
     built, memory, matmuls = report["build"], report["memory"], report["matmuls"]
-    print(f"{report['name']}: engines of {built['flavour']} {built['tensorrt_version']} for {built['target']}")
+    share = "" if built["tp_size"] == 1 else f", rank {built['tp_rank']} of {built['tp_size']}"
+    print(f"{report['name']}{share}: engines of {built['flavour']} {built['tensorrt_version']} for {built['target']}")
     for name, counts in report["programs"].items():
         print(f"  {name:11} {', '.join(f'{count} {what}' for what, count in counts.items())}")
     for name, profile in report["profiles"].items():

@@ -77,7 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
             "serve", "packages", expected="the packages of the server", got=f"no module {error.name}",
             hint="In a checkout: pip install -e '.[serve]'",
         ) from error  # fmt: skip
-    from trtllm_replayssm.manifest import MANIFEST
+    from trtllm_replayssm.bundle_parts import bundle_parts
     from trtllm_replayssm.runtime.llm import LLM
     from trtllm_replayssm.runtime.server.launch import merge, read_yaml, resolve
     from trtllm_replayssm.runtime.server.settings import ServerSettings
@@ -99,7 +99,7 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         template = load_chat_template(arguments.model)
     options = dict(launch.options)
-    if (Path(arguments.model) / MANIFEST).is_file():
+    if bundle_parts(Path(arguments.model)):
         options.setdefault("device", "cuda")
     with _logging(arguments.log_level), LLM(arguments.model, **options) as llm:
         serve(llm, settings, template)

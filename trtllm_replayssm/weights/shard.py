@@ -1,4 +1,4 @@
-"""One tensor-parallel rank's view of a checkpoint: the same names, with its pieces; never requantised."""
+"""One tensor-parallel rank's view of a model's weights: the same names, with its pieces; never requantised."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 
 from trtllm_replayssm.dtypes import FP4_BLOCK
 from trtllm_replayssm.errors import ConfigError
-from trtllm_replayssm.params import ParamSpec
+from trtllm_replayssm.models import model_of
+from trtllm_replayssm.params import Cut, Span
 from trtllm_replayssm.shapes import ModelGeometry
-from trtllm_replayssm.weights.checkpoint import Checkpoint
 from trtllm_replayssm.weights.matrix import DenseMatrix, ExpertStack, Fp8Matrix, Matrix, Nvfp4Matrix
 from trtllm_replayssm.weights.tensor_parallel import TensorParallel, shard_geometry
 
@@ -35,38 +35,46 @@ class WeightSource(Protocol):
 
 
 class CheckpointShard:
-    """What one rank reads of a checkpoint. geometry: the rank's; stacks hold the rank's experts only, from 0."""
+    """What one rank reads of a whole model. geometry: the rank's; stacks hold the rank's experts only, from 0."""
 
-    def __init__(self, checkpoint: Checkpoint, parallel: TensorParallel) -> None:
+    def __init__(self, source: WeightSource, parallel: TensorParallel) -> None:
         """Raises ConfigError when the ranks cannot share the model evenly."""
-        self.geometry = shard_geometry(checkpoint.geometry, parallel)
-        self._checkpoint = checkpoint
-        self._parallel = parallel
+        self.geometry = shard_geometry(source.geometry, parallel)
+        self.parallel = parallel
+        self._source = source
+        whole = source.geometry
+        self._cuts = {spec.name: spec.cut for spec in model_of(whole).parameters(whole)}
 
     def matrix(self, name: str) -> Matrix:
         """See `WeightSource.matrix`."""
-        matrix, spec = self._checkpoint.matrix(name), self._checkpoint.spec(name)
-        return matrix if spec.cut is None else cut_matrix(matrix, spec, self._parallel)
+        matrix, cut = self._source.matrix(name), self._cuts[name]
+        return matrix if cut is None else cut_matrix(matrix, name, cut, self.parallel)
 
     def vector(self, name: str) -> NDArray[np.float32]:
         """See `WeightSource.vector`."""
-        values, spec = self._checkpoint.vector(name), self._checkpoint.spec(name)
-        return values if spec.cut is None else _take(values, self._parallel.slices(spec.cut), spec.cut.axis)
+        values, cut = self._source.vector(name), self._cuts[name]
+        return values if cut is None else _take(values, self.parallel.slices(cut), cut.axis)
 
     def experts(self, name: str) -> ExpertStack:
         """See `WeightSource.experts`."""
-        stack = self._checkpoint.experts(name)
-        own = self._parallel.units(len(stack))
+        stack = self._source.experts(name)
+        own = self.parallel.units(len(stack))
         return ExpertStack((len(own), *stack.shape[1:]), lambda e: stack.matrix(own[e]))
 
 
-def cut_matrix(matrix: Matrix, spec: ParamSpec, parallel: TensorParallel) -> Matrix:
-    """The rank's rows (axis 0) or columns (axis 1), scales with them; views where the pieces are one.
+def own_rows(table: Matrix, name: str, rows: int, parallel: TensorParallel) -> Matrix:
+    """A rank's part of an output head [rows, in]; of one that is the embedding table as well every rank holds all."""
+    if parallel.size == 1 or table.shape[0] < rows:
+        return table
+    return cut_matrix(table, name, Cut(0, (Span(rows, rows),)), parallel)
+
+
+def cut_matrix(matrix: Matrix, name: str, cut: Cut, parallel: TensorParallel) -> Matrix:
+    """The rank's rows (axis 0) or columns (axis 1) of the matrix `name`, scales with them; views of one piece.
 
     Raises ConfigError for NVFP4 columns cut within a block of 16, whose scale two ranks would need.
     """
-    assert spec.cut is not None, "only parameters with a cut are cut"
-    slices, axis = parallel.slices(spec.cut), spec.cut.axis
+    slices, axis = parallel.slices(cut), cut.axis
     if isinstance(matrix, DenseMatrix):
         return DenseMatrix(_take(matrix.data, slices, axis))
     if isinstance(matrix, Fp8Matrix):
@@ -77,7 +85,7 @@ def cut_matrix(matrix: Matrix, spec: ParamSpec, parallel: TensorParallel) -> Mat
         return Nvfp4Matrix(packed, scale, matrix.scale_2, matrix.input_scale)
     if any(s.start % FP4_BLOCK or s.stop % FP4_BLOCK for s in slices):
         raise ConfigError(
-            "tensor parallel", "size", expected=f"columns of {spec.name} in whole blocks of {FP4_BLOCK}",
+            "tensor parallel", "size", expected=f"columns of {name} in whole blocks of {FP4_BLOCK}",
             got=f"{parallel.size}, which cuts at {[s.stop for s in slices]}", hint="Choose a smaller tp_size",
         )  # fmt: skip
     packed = _take(matrix.packed, _scaled(slices, 2), 1)

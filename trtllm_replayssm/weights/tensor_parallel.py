@@ -64,6 +64,9 @@ class TensorParallel:
         return found
 
 
+ALONE = TensorParallel()  # one device holds the whole model
+
+
 def shard_geometry(geometry: ModelGeometry, parallel: TensorParallel) -> ModelGeometry:
     """The shapes of one rank. Routers, embeddings and norms of whole tokens keep theirs; so does `moe.experts`, since
     every rank routes over all experts. Raises ConfigError naming the first size that the ranks cannot share evenly.
