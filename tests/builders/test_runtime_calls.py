@@ -21,6 +21,7 @@ SHARED = {
     "create_execution_context": "ICudaEngine", "set_optimization_profile_async": "IExecutionContext",
     "set_device_memory": "IExecutionContext", "set_input_shape": "IExecutionContext",
     "set_tensor_address": "IExecutionContext", "execute_async_v3": "IExecutionContext",
+    "set_communicator": "IExecutionContext",
 }  # fmt: skip
 RTX_ONLY = {
     "create_runtime_config": "ICudaEngine", "set_execution_context_allocation_strategy": "IRuntimeConfig",
