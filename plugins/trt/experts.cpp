@@ -1,11 +1,13 @@
 #include "trt/experts.h"
 
+#include <algorithm>
 #include <stdexcept>
 
 namespace replayssm::trt {
 namespace {
 
-constexpr int32_t kFewestPassTokens = 16;  // of rssm_experts: passes, and with them the workspace, are most then
+// Of rssm_experts: passes are most with the fewest tokens of one; with the most, tokens may be copied into the workspace.
+constexpr int32_t kFewestPassTokens = 16, kMostPassTokens = 64;
 constexpr int64_t kAlignment = 256;        // bytes, of the workspace's parts
 
 // [B, T, C] as [B T, C]: rows follow one another at one stride.
@@ -87,11 +89,15 @@ bool MoeExperts::Config::check(rssm_error& error) const {
 
 size_t MoeExperts::workspaceBytes(const Config& config, Args& args) {
   Calls calls(config, args, static_cast<char*>(args.x.data));
-  calls.experts.pass_tokens = kFewestPassTokens;
-  rssm_error error{};
-  size_t bytes = 0;
-  if (rssm_experts_workspace(&calls.experts, &bytes, &error) != RSSM_OK) throw std::runtime_error(error.message);
-  return static_cast<size_t>(calls.own) + bytes;
+  size_t most = 0;
+  for (int32_t tokens : {kFewestPassTokens, kMostPassTokens}) {
+    calls.experts.pass_tokens = tokens;
+    rssm_error error{};
+    size_t bytes = 0;
+    if (rssm_experts_workspace(&calls.experts, &bytes, &error) != RSSM_OK) throw std::runtime_error(error.message);
+    most = std::max(most, bytes);
+  }
+  return static_cast<size_t>(calls.own) + most;
 }
 
 rssm_status MoeExperts::run(const Config& config, Args& args, void* workspace, cudaStream_t stream, rssm_error* error) {

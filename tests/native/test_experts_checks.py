@@ -132,6 +132,23 @@ def test_a_workspace_that_is_too_small_is_refused(library: _abi.Library) -> None
         library.experts(args, 1 << 20, size - 1, 0)
 
 
+def test_the_extreme_passes_need_as_much_workspace_as_any_step(library: _abi.Library) -> None:
+    """What the TensorRT plugin asks for: the larger of both, at the most tokens, serves every number of tokens."""
+
+    def needed(tokens: int, pass_tokens: int) -> int:
+        args = _abi.ExpertsArgs(
+            pass_tokens=pass_tokens, up=packed(E, 128, 256, 2), down=packed(E, 256, 128, 1),
+            x=view(Dtype.BFLOAT16, tokens, 256), ids=view(Dtype.INT32, tokens, K),
+            weights=view(Dtype.FLOAT32, tokens, K), out=view(Dtype.BFLOAT16, tokens, 256),
+        )  # fmt: skip
+        return library.experts_workspace(args)
+
+    for most in (4, 50, 200, 1000):
+        reserved = max(needed(most, 16), needed(most, 64))
+        assert all(needed(tokens, 0) <= reserved for tokens in range(1, most + 1))
+    assert needed(1000, 0) > needed(1000, 16), "tokens are copied where an expert has many"
+
+
 @pytest.mark.parametrize("operation", list(GOOD))
 def test_no_tokens_are_no_work(library: _abi.Library, operation: str) -> None:
     """The good calls pass every check: without tokens they return before they look for a device."""
