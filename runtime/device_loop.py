@@ -85,7 +85,7 @@ class DeviceLoop:
     def advance(self, choices: Sequence[Choice]) -> list[tuple[Choice, int]]:
         """Launch a step of these choices, then take what the launch before it emitted: (choice, tokens) each."""
         fresh = [choice for choice in choices if choice not in self._present]
-        self._steps.enter([self._entry(choice, _slot(choice), choice.draft) for choice in fresh])
+        self._steps.enter([self._entry(choice, choice.held, choice.draft) for choice in fresh])
         for choice in fresh:
             choice.draft, choice.reserved = NO_DRAFT, self._steps.max_draft_len
         self._present.update(fresh)
@@ -94,7 +94,7 @@ class DeviceLoop:
         self._flight = [c for c in choices if c.output.room > 1 or c not in flown]
         if self._flight:
             modes = [sampling_mode(choice.request.params) for choice in self._flight]
-            self._steps.launch([_slot(choice) for choice in self._flight], max(modes))
+            self._steps.launch([choice.held for choice in self._flight], max(modes))
         return self._taken(flown)
 
     def first_tokens(self, starts: Sequence[tuple[Choice, Logits]]) -> dict[Choice, int]:
@@ -124,7 +124,7 @@ class DeviceLoop:
     def read_draft(self, choice: Choice) -> None:
         """Give a choice that is here, with nothing in flight, the drafts of its next step; waits for the device."""
         if choice in self._present:
-            tokens, q = self._steps.drafts(_slot(choice))
+            tokens, q = self._steps.drafts(choice.held)
             choice.draft = Draft(tokens, None if choice.request.params.greedy else q)
 
     def _taken(self, flown: Sequence[Choice]) -> list[tuple[Choice, int]]:
@@ -176,8 +176,3 @@ def _stop_ids(request: Request) -> frozenset[int]:
     """Every token that ends the request's choices."""
     rules = request.rules
     return rules.stop_ids if request.params.ignore_eos else rules.stop_ids | rules.end_ids
-
-
-def _slot(choice: Choice) -> int:
-    assert choice.slot is not None, "planned choices hold a slot"
-    return choice.slot

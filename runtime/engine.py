@@ -113,22 +113,12 @@ class Engine:
         """Whether a step would run or report anything."""
         return self._scheduler.has_work or self._runner.has_news
 
-    @property
-    def num_running(self) -> int:
-        """Choices that hold a slot."""
-        return len(self._scheduler.resident)
-
-    @property
-    def num_waiting(self) -> int:
-        """Choices that wait for a slot."""
-        return self._scheduler.num_waiting
-
     def load(self) -> EngineLoad:
         """Slots, queue and positions now. May be called from any thread; then it may be a step behind."""
         pool, resident = self.session.pool, self._scheduler.resident
         return EngineLoad(
             running=len(resident),
-            waiting=self.num_waiting,
+            waiting=self._scheduler.num_waiting,
             max_batch_size=self.config.max_batch_size,
             slots=pool.slots,
             free_slots=self.session.free_slots,

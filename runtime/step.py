@@ -143,7 +143,7 @@ class StepRunner:
     def _prefill(self, chunks: Sequence[Chunk]) -> list[Progress]:
         if not chunks:
             return []
-        rows = [PrefillChunk(_slot(chunk.choice), chunk.tokens, chunk.last) for chunk in chunks]
+        rows = [PrefillChunk(chunk.choice.held, chunk.tokens, chunk.last) for chunk in chunks]
         progress = []
         results = self._session.prefill(rows)
         drawn = self._first_tokens(chunks, results)
@@ -171,7 +171,7 @@ class StepRunner:
     def _start_choices(self, parent: Choice, logits: Logits, drawn: Mapping[Choice, int]) -> list[Choice]:
         """First token of each choice from the prompt's logits [V], or as drawn; those that go on get a copy of the
         slot."""
-        slot = _slot(parent)
+        slot = parent.held
         self._scheduler.prompt_done(parent)
         for choice in parent.request.choices:
             choice.prefilled = parent.prefilled
@@ -183,7 +183,7 @@ class StepRunner:
     def _decode(self, choices: Sequence[Choice]) -> list[Progress]:
         if not choices:
             return []
-        rows = [DecodeRow(_slot(choice), (choice.output.token_ids[-1], *choice.draft.tokens)) for choice in choices]
+        rows = [DecodeRow(choice.held, (choice.output.token_ids[-1], *choice.draft.tokens)) for choice in choices]
         accepted = []
         for choice, row, logits in zip(choices, rows, self._session.decode(rows), strict=True):
             emitted = self._emit(choice, logits)
@@ -242,7 +242,7 @@ class StepRunner:
         # A row emits one token more than it drafts, so this also keeps every draft inside the sequence limit.
         room = 0 if idle else min(longest, choice.output.room - 1)
         return DraftContext(
-            slot=_slot(choice),
+            slot=choice.held,
             tokens=choice.tokens,
             next_tokens=entry.next_tokens,
             room=room,
@@ -257,8 +257,3 @@ class StepRunner:
 def _tails(emitted: Sequence[tuple[Choice, int]]) -> list[Progress]:
     """Progress of (choice, tokens that it just emitted)."""
     return [Progress(c, c.output.token_ids[len(c.output.token_ids) - count :]) for c, count in emitted]
-
-
-def _slot(choice: Choice) -> int:
-    assert choice.slot is not None, "planned choices hold a slot"
-    return choice.slot

@@ -9,14 +9,12 @@ from trtllm_replayssm.config import ReplayConfig
 from trtllm_replayssm.dtypes import Rounding, StateFormat
 from trtllm_replayssm.errors import ConfigError
 
-REFERENCE = "conventional-fp32"
 _FORMATS = {
     "fp32": StateFormat.FLOAT32, "fp16": StateFormat.FLOAT16, "fp8": StateFormat.FP8, "nvfp4": StateFormat.NVFP4,
 }  # fmt: skip
 _ROUNDINGS = {"sr": Rounding.STOCHASTIC, "rtn": Rounding.NEAREST}
 _FORMAT = "|".join(_FORMATS)
 _NAME = re.compile(rf"(?:shared|separate-(?P<read>{_FORMAT}))-(?P<recurrence>{_FORMAT})(?:-(?P<rounding>sr|rtn))?")
-SHORT_NAMES = {fmt: name for name, fmt in _FORMATS.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -101,6 +101,12 @@ class Choice:
         self.reserved = 0  # drafts that its next step may hold without the host having seen them
 
     @property
+    def held(self) -> int:
+        """The slot of a choice that is planned or on the device: it holds one."""
+        assert self.slot is not None, "planned choices hold a slot"
+        return self.slot
+
+    @property
     def width(self) -> int:
         """Slots it stands for: all of its request's until the prompt is forked into the choices, then one."""
         prompt_done = self.prefilled == len(self.request.prompt_ids)

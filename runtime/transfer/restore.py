@@ -26,7 +26,6 @@ from trtllm_replayssm.runtime.transfer.document import CHOICE, PARAMS, REQUEST, 
 from trtllm_replayssm.runtime.transfer.parts import Part
 
 _FLAGS = ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "add_special_tokens", "detokenize")
-_ENDS = (FinishReason.STOP, FinishReason.LENGTH, FinishReason.ERROR)
 
 
 class Checks(Protocol):

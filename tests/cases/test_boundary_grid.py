@@ -183,7 +183,7 @@ def test_every_corner_of_the_grid_equals_the_recurrence(kind: SsmKind, window: i
     grid.force_flush()
 
 
-@pytest.mark.parametrize("window", [1, 2, 3, 8])
+@pytest.mark.parametrize("window", [1, 2, 3, 8, 15])
 def test_a23_more_step_tokens_than_the_window_are_refused_when_the_pool_is_made(window: int) -> None:
     """A23, A05: L + 1; the message shows the inequality."""
     with pytest.raises(ConfigError, match=f"T_max = {window + 1} > L = {window}"):

@@ -10,18 +10,15 @@ import numpy as np
 import pytest
 import torch
 
-from tests.ops.layers import KINDS, Layer, Tokens, even_split, random_tokens, rates, same, ssm_shape
+from tests.ops.layers import KINDS, Layer, Tokens, noise, random_tokens, rates, same, ssm_shape
 from tests.ops.test_conventional import recurrence
 from tests.ops.test_prefill import scan
-from tests.tolerance import CORRECTION_NOISE, FLOAT32_STEP, RECURRENCE_NOISE
+from tests.spec.helpers import even_split
+from tests.tolerance import FLOAT32_STEP
 from trtllm_replayssm.config import ReplayConfig
 from trtllm_replayssm.dtypes import Rounding, StateFormat
 from trtllm_replayssm.errors import ConfigError, ContractError
 from trtllm_replayssm.shapes import SsmKind
-
-
-def noise(kind: SsmKind) -> float:
-    return RECURRENCE_NOISE if kind is SsmKind.MAMBA2 else CORRECTION_NOISE
 
 
 def small(kind: SsmKind) -> Layer:

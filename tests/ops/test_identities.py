@@ -9,19 +9,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.ops.layers import KINDS, Layer, Tokens, even_split, random_tokens, same, ssm_shape
-from tests.tolerance import CORRECTION_NOISE, RECURRENCE_NOISE
+from tests.ops.layers import KINDS, Layer, Tokens, noise, random_tokens, same, ssm_shape
+from tests.spec.helpers import even_split
 from trtllm_replayssm.config import ReplayConfig
 from trtllm_replayssm.dtypes import StateFormat
 from trtllm_replayssm.shapes import SsmKind
 
 WINDOWS = [1, 2, 3, 8, 16, 32]
 F32, F16, FP8, NVFP4 = StateFormat.FLOAT32, StateFormat.FLOAT16, StateFormat.FP8, StateFormat.NVFP4
-
-
-def noise(kind: SsmKind) -> float:
-    """Relative to the largest value: float32 sums, and for GDN the float16 corrections."""
-    return RECURRENCE_NOISE if kind is SsmKind.MAMBA2 else CORRECTION_NOISE
 
 
 def assert_close(got: torch.Tensor, want: torch.Tensor, relative: float) -> None:

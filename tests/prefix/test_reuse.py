@@ -203,7 +203,7 @@ def test_a_full_session_leaves_a_prompt_with_a_hit_queued_and_uncounted() -> Non
     blocker = bench_.session.allocate(0)
     late = bench_.add(ramp(9), max_tokens=4, end_id=-1)
     bench_.step()
-    assert bench_.engine.num_waiting == 1 and bench_.engine.stats.prefix.lookups == 2
+    assert bench_.engine.load().waiting == 1 and bench_.engine.stats.prefix.lookups == 2
     bench_.session.free(blocker)
     bench_.run()
     assert {running, late} <= bench_.done.keys() and bench_.engine.stats.prefix.hits == 1

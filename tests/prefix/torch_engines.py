@@ -8,15 +8,14 @@ from functools import cache
 from typing import Any
 
 from tests.paths import EXAMPLES
+from tests.runtime.harness import Driver
 from tests.session import sessions
 from trtllm_replayssm.config import PoolConfig, ReplayConfig
 from trtllm_replayssm.dtypes import ActivationDtype, StateFormat
 from trtllm_replayssm.runtime.engine import Engine, EngineConfig
-from trtllm_replayssm.runtime.outputs import CompletionOutput, RequestOutput, request_output
 from trtllm_replayssm.runtime.pools.state_pools import StatePools
 from trtllm_replayssm.runtime.prefix.cache import Entry
 from trtllm_replayssm.runtime.prefix.settings import PrefixConfig
-from trtllm_replayssm.runtime.sampling.params import SamplingParams
 from trtllm_replayssm.runtime.session.base import SlotSnapshot
 from trtllm_replayssm.runtime.session.torch_session import TorchSession
 from trtllm_replayssm.runtime.session.torch_weights import TorchWeights
@@ -55,7 +54,7 @@ def session_of(name: str, *, slots: int, max_seq_len: int, formats: str, window:
     return TorchSession(bundled_weights(), pools, debug=True)
 
 
-class TorchBench:
+class TorchBench(Driver):
     """An engine in debug mode over a torch session; block None: no prefix cache."""
 
     def __init__(
@@ -73,25 +72,7 @@ class TorchBench:
         config = EngineConfig(
             max_batch_size=slots, max_num_tokens=256, prefill_chunk=chunk, prefix=prefix, debug=True
         )
-        self.engine = Engine(self.session, drafters[kind], None, config)
-        self.done: dict[int, RequestOutput] = {}
-
-    def add(self, prompt: Sequence[int], *, priority: float = 0.5, **settings: Any) -> int:
-        return self.engine.add_request(prompt, SamplingParams(**settings), priority=priority)
-
-    def step(self) -> None:
-        for request in self.engine.step():
-            if request.finished:
-                self.done[request.request_id] = request_output(request)
-
-    def run(self) -> dict[int, RequestOutput]:
-        while self.engine.has_work:
-            self.step()
-        return self.done
-
-    def one(self, prompt: Sequence[int], **settings: Any) -> CompletionOutput:
-        number = self.add(prompt, **settings)
-        return self.run()[number].outputs[0]
+        super().__init__(Engine(self.session, drafters[kind], None, config))
 
     def hashes(self, prompt: Sequence[int], **settings: Any) -> tuple[list[str], list[int]]:
         """Hash of the request's slot after its prompt and after each step from there on, and its tokens."""

@@ -68,6 +68,16 @@ def script_model(vocab: int, prompt_len: int, script: Sequence[int]) -> Model:
     return logits
 
 
+def failing(model: Model, *, first: int, length: int) -> Model:
+    """`model`, but NaN behind more than `length` tokens of a text that begins with `first`."""
+
+    def logits(tokens: Sequence[int]) -> Logits:
+        row = model(tokens)
+        return np.full_like(row, np.nan) if tokens[0] == first and len(tokens) > length else row
+
+    return logits
+
+
 @dataclass
 class Slot:
     """What a slot remembers. hidden: positions whose hidden states the last step left; head: MTP keys and values."""

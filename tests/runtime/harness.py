@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 from tests.runtime.fake_session import FakeSession, Model, geometry, hash_model, script_model
 from tests.runtime.fake_steps import device_steps
@@ -61,13 +60,12 @@ class OracleDrafter:
         return drafts
 
 
-@dataclass
-class Bench:
-    """An engine, its session, and what came out of it."""
+class Driver:
+    """Steps an engine, and keeps what came out of it."""
 
-    engine: Engine
-    session: FakeSession
-    done: dict[int, RequestOutput] = field(default_factory=dict)
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.done: dict[int, RequestOutput] = {}
 
     def add(self, prompt: Sequence[int] | str, *, priority: float = 0.5, **settings: object) -> int:
         return self.engine.add_request(prompt, SamplingParams(**settings), priority=priority)  # type: ignore[arg-type]
@@ -88,6 +86,14 @@ class Bench:
         """Run one request alone -> its first choice."""
         number = self.add(prompt, **settings)
         return self.run()[number].outputs[0]
+
+
+class Bench(Driver):
+    """An engine over a session without a model."""
+
+    def __init__(self, engine: Engine, session: FakeSession) -> None:
+        super().__init__(engine)
+        self.session = session
 
 
 def bench(

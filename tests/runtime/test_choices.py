@@ -55,10 +55,10 @@ def test_slots_for_every_choice_are_kept_free_while_the_prompt_runs() -> None:
     wide = machine.add([1, 2, 3, 4, 5, 6], n=3, temperature=1.0, max_tokens=6, end_id=-1)
     narrow = [machine.add([i], max_tokens=6, end_id=-1) for i in (1, 2, 3)]
     machine.step()
-    assert machine.engine.num_running == 2  # the prompt stands for three, one more fits
+    assert machine.engine.load().running == 2  # the prompt stands for three, one more fits
     while machine.engine.has_work:
         machine.step()
-        assert machine.engine.num_running <= 4
+        assert machine.engine.load().running <= 4
     assert {wide, *narrow} == machine.done.keys()
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 
-from tests.runtime.fake_session import hash_model
+from tests.runtime.fake_session import failing, hash_model
 from tests.runtime.harness import DRAFTERS, VOCAB, Bench, PieceTokenizer, bench, noisy, scripted
 from trtllm_replayssm import LLM, SamplingParams
 from trtllm_replayssm.runtime.outputs import CompletionOutput
@@ -98,13 +97,7 @@ def test_a_broken_row_ends_with_an_error_and_leaves_the_others_right(kind: str) 
     results = []
     for ahead in (False, True):
         machine = bench(kind, head_model=HEAD, ahead=ahead)
-        healthy = machine.session.model
-
-        def sick(tokens, healthy=healthy):  # type: ignore[no-untyped-def]
-            row = healthy(tokens)
-            return np.full_like(row, np.nan) if tokens[0] == 2 and len(tokens) > 4 else row
-
-        machine.session.model = sick
+        machine.session.model = failing(machine.session.model, first=2, length=4)
         numbers = [machine.add([2], max_tokens=20, end_id=-1), machine.add([1], max_tokens=20, end_id=-1)]
         done = machine.run()
         results.append([[answer(o) for o in done[n].outputs] for n in numbers])

@@ -35,10 +35,10 @@ def test_requests_start_in_order_and_a_full_pool_queues() -> None:
     order: list[int] = []
     while machine.engine.has_work:
         machine.step()
-        assert machine.engine.num_running <= 2
+        assert machine.engine.load().running <= 2
         order += [n for n in machine.done if n not in order]
     assert order == numbers
-    assert machine.engine.num_running == machine.engine.num_waiting == 0
+    assert machine.engine.load().running == machine.engine.load().waiting == 0
 
 
 def test_max_batch_size_below_the_slots_is_kept() -> None:
@@ -102,7 +102,7 @@ def test_slots_that_others_hold_are_not_counted_for_a_requests_choices() -> None
     wide = machine.add([1, 2, 3, 4, 5, 6], n=3, temperature=1.0, max_tokens=6, end_id=-1)
     late = machine.add([1], max_tokens=6, end_id=-1)
     machine.step()
-    assert machine.engine.num_running == 1  # three of three free slots belong to the prompt's choices
+    assert machine.engine.load().running == 1  # three of three free slots belong to the prompt's choices
     machine.run()
     assert {wide, late} == machine.done.keys()
 
@@ -168,7 +168,7 @@ def test_a_cancelled_request_frees_its_slot_and_keeps_what_it_had(steps: int, ki
     assert output is not None and output.finished and output.outputs[0].finish_reason == "cancelled"
     assert machine.engine.cancel(gone) is None
     machine.engine.check_integrity()
-    assert len(machine.session.live) == machine.engine.num_running <= 1
+    assert len(machine.session.live) == machine.engine.load().running <= 1
     machine.run()
     assert tokens_of(machine, other) == bench().one([3, 4], max_tokens=12, end_id=-1).token_ids
     whole = bench().one(prompt, max_tokens=30, end_id=-1).token_ids
@@ -243,7 +243,7 @@ def test_a_session_that_is_full_after_all_leaves_the_request_queued() -> None:
     allocate, machine.session.allocate = machine.session.allocate, refuse  # type: ignore[method-assign]
     late = machine.add([2], max_tokens=6, end_id=-1)
     machine.step()
-    assert machine.engine.num_waiting == 1
+    assert machine.engine.load().waiting == 1
     machine.session.allocate = allocate  # type: ignore[method-assign]
     machine.run()
     assert {running, late} <= machine.done.keys()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.runtime.fake_session import FakeSession, hash_model
+from tests.runtime.fake_session import FakeSession, failing, hash_model
 from tests.runtime.harness import DRAFTERS, VOCAB, Bench, bench, noisy, scripted
 from trtllm_replayssm.runtime.sampling.distribution import TokenHistory, probabilities
 from trtllm_replayssm.runtime.sampling.params import SamplingParams
@@ -86,13 +86,7 @@ def test_a12_the_base_token_is_always_committed_and_each_accepted_draft_once(acc
 def test_a16_a_row_that_commits_nothing_or_is_stale_leaves_the_others_right() -> None:
     script = list(range(10, 30))
     machine = scripted(script, draft_len=3)
-    healthy = machine.session.model
-
-    def sick(tokens):  # type: ignore[no-untyped-def]
-        row = healthy(tokens)
-        return np.full_like(row, np.nan) if tokens[0] == 2 and len(tokens) > 4 else row
-
-    machine.session.model = sick
+    machine.session.model = failing(machine.session.model, first=2, length=4)
     bad, good = machine.add([2], max_tokens=20), machine.add([1], max_tokens=20)
     commits: list[list[int]] = []
     commit = machine.session.commit

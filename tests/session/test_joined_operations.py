@@ -7,7 +7,6 @@ of CUDA; memory that is allocated without values is NaN. The logits then have th
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -90,13 +89,6 @@ def _turned(x: Tensor, positions: Tensor, rotation: Rotation) -> Tensor:
     half = cos.shape[-1]
     first, second = x[..., :half], x[..., half : 2 * half]
     return torch.cat([first * cos - second * sin, second * cos + first * sin, x[..., 2 * half :]], -1)
-
-
-@pytest.fixture
-def unwritten_memory_is_nan() -> Iterator[None]:
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 @pytest.mark.parametrize("products", [False, True])

@@ -6,7 +6,6 @@ that is allocated without values is NaN. The logits then have the bits of the se
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -53,13 +52,6 @@ class ReferenceKernels:
         wide = (x * opening if gate_first else x).unflatten(-1, (groups, -1))
         normalised = wide * (wide.square().mean(-1, keepdim=True) + eps).rsqrt()
         return normalised.flatten(-2) * weight if gate_first else (normalised * weight).flatten(-2) * opening
-
-
-@pytest.fixture
-def unwritten_memory_is_nan() -> Iterator[None]:
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -74,13 +74,12 @@ class ConfigReader:
     A key that is absent or null counts as missing: `default` is returned, or ConfigError raised when there is none.
     """
 
-    def __init__(self, keys: Mapping[str, Any], *, operation: str = "parse_config") -> None:
+    def __init__(self, keys: Mapping[str, Any]) -> None:
         self.keys = keys
-        self.operation = operation
 
     def error(self, key: str, expected: object, got: object, hint: str | None = None) -> ConfigError:
         """A ConfigError about `key`."""
-        return ConfigError(self.operation, key, expected=expected, got=got, hint=hint)
+        return ConfigError("parse_config", key, expected=expected, got=got, hint=hint)
 
     def raw(self, *spellings: str, default: Any = _REQUIRED) -> Any:
         """The value of the first spelling present."""

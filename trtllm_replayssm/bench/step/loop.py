@@ -63,10 +63,10 @@ class StepLoop:
         return logits
 
 
-def fill_caches(session: TorchSession, seed: int = 0) -> None:
+def fill_caches(session: TorchSession) -> None:
     """Random keys and values everywhere: steps read positions that nothing wrote. One seed for all slots in use."""
     device = session.pools.cursors.position.device
-    generator = torch.Generator(device).manual_seed(seed)
+    generator = torch.Generator(device).manual_seed(0)
     for layer in session.pools.kv.values():
         for tensor in layer.tensors():
             tensor.normal_(generator=generator)

@@ -49,8 +49,8 @@ class StepModel:
 
 
 def step_model(
-    model: str, layers: tuple[int, int] | None, activation: ActivationDtype, device: torch.device, seed: int = 0,
-    *, ranks: Ranks | None = None,
+    model: str, layers: tuple[int, int] | None, activation: ActivationDtype, device: torch.device, *,
+    ranks: Ranks | None = None,
 ) -> StepModel:  # fmt: skip
     """A checkpoint directory, or a preset with random parameters, of which some layers may be taken.
 
@@ -72,6 +72,6 @@ def step_model(
     if ranks is not None:
         geometry = shard_geometry(geometry, ranks.parallel)
     first = 0 if layers is None else layers[0]
-    weights = RandomWeights(geometry, dtype, device, first_layer=first, seed=seed, ranks=ranks)
+    weights = RandomWeights(geometry, dtype, device, first_layer=first, seed=0, ranks=ranks)
     named = ALL if layers is None else f"{layers[0]}-{layers[1]}"
     return StepModel(geometry, named, weights, weights.format_of, activation, device)
