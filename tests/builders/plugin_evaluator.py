@@ -170,6 +170,7 @@ def _shape(fields: Mapping[str, int], *, gdn: bool) -> SsmShape:
     return SsmShape(
         kind=SsmKind.GDN if gdn else SsmKind.MAMBA2, heads=fields["heads"], groups=fields["groups"],
         head_dim=fields["head_dim"], state_dim=fields["state_dim"], conv_kernel=1, conv_bias=False,
+        first_head=fields["head_offset"],
     )  # fmt: skip
 
 

@@ -25,8 +25,10 @@ from trtllm_replayssm.bindings import LOGITS, RANK_JOIN, RANK_SUM, OpStep
 from trtllm_replayssm.builders.flavour import CURRENT, FlavourName
 from trtllm_replayssm.builders.options import BuildOptions
 from trtllm_replayssm.builders.parameters import CheckpointParameters
-from trtllm_replayssm.config import PoolConfig
+from trtllm_replayssm.config import PoolConfig, ReplayConfig
+from trtllm_replayssm.dtypes import StateFormat
 from trtllm_replayssm.errors import EngineMismatchError, UnsupportedError
+from trtllm_replayssm.ops.layer_state import ReplayLayerState
 from trtllm_replayssm.runtime.session.base import Logits, MtpRow, PrefillChunk
 from trtllm_replayssm.runtime.session.tensorrt_session import TensorRtSession
 from trtllm_replayssm.runtime.session.torch_session import TorchSession
@@ -41,13 +43,15 @@ POOL = PoolConfig(slots=4, max_seq_len=160, activation=FLOAT32)
 PAIRS = [(name, FlavourName.RTX) for name in SEGMENTED] + [(name, FlavourName.TENSORRT) for name in IN_ONE]
 
 
-def of_rank(rank: int, flavour: FlavourName, size: int = 2) -> BuildOptions:
+def of_rank(rank: int, flavour: FlavourName, replay: ReplayConfig = REPLAY) -> BuildOptions:
     target = CURRENT if flavour is FlavourName.TENSORRT else "12.0"
-    return replace(options(), flavour=flavour, target=target, tp_size=size, tp_rank=rank)
+    return replace(options(replay=replay), flavour=flavour, target=target, tp_size=2, tp_rank=rank)
 
 
-def rank_session(checkpoint: Checkpoint, flavour: FlavourName, ranks: ThreadRanks, directory: Path) -> TensorRtSession:
-    wanted = of_rank(ranks.parallel.rank, flavour, ranks.parallel.size)
+def rank_session(
+    checkpoint: Checkpoint, flavour: FlavourName, ranks: ThreadRanks, directory: Path, replay: ReplayConfig = REPLAY
+) -> TensorRtSession:
+    wanted = of_rank(ranks.parallel.rank, flavour, replay)
     session = evaluated_session(trace_networks(CheckpointParameters(checkpoint), wanted), directory, ranks)
     # what `states` folds with: engines with plugins hold the vectors themselves
     session._weights = TorchWeights(CheckpointShard(checkpoint, ranks.parallel), torch.float32, CPU, ranks=ranks)
@@ -73,6 +77,31 @@ def test_two_ranks_compute_what_one_does(name: str, flavour: FlavourName, tmp_pa
     sums = len([n for n in partial_results(theirs.geometry) if not n.startswith("mtp.")])
     passes = 3 + 12  # prompt chunks, and the steps of `drive`
     assert [ranks.calls for ranks in both] == [passes * (sums + 1)] * 2
+
+
+@pytest.mark.parametrize("flavour", list(FlavourName))
+@pytest.mark.parametrize("name", ["nemotron-dense", "qwen-dense"])
+def test_two_ranks_round_their_states_as_one_does(name: str, flavour: FlavourName, tmp_path: Path) -> None:
+    """Stochastic rounding draws by the model's head, whichever rank has it: the FP8 checkpoints hold the same codes."""
+    both, replay = thread_ranks(2), ReplayConfig(window=8, max_step_tokens=4, recurrence=StateFormat.FP8)
+    with open_checkpoint(name) as checkpoint:
+        ours = [rank_session(checkpoint, flavour, ranks, tmp_path / f"{i}", replay) for i, ranks in enumerate(both)]
+        on_all(lambda rank: [*drive(ours[rank])], 2)
+        theirs = TorchSession.from_checkpoint(checkpoint, replay, POOL)
+        for _ in drive(theirs):
+            pass
+    for slot in (1, 2):
+        for layer in theirs.pools.ssm:
+            parts = [codes(session, layer, slot) for session in ours]
+            same = (torch.cat(parts) == codes(theirs, layer, slot)).float().mean()
+            assert float(same) > 0.97, (layer, slot)  # sums in another order move a few to the next code
+
+
+def codes(session: TorchSession, layer: int, slot: int) -> torch.Tensor:
+    """The stored elements of a slot's checkpoint [H, P, N]."""
+    state = session.pools.ssm[layer]
+    assert isinstance(state, ReplayLayerState)
+    return state.checkpoint.data[slot].view(torch.uint8)
 
 
 @pytest.mark.parametrize("flavour", list(FlavourName))
