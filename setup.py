@@ -28,10 +28,8 @@ EXTRAS = {
     "ray": RAY,  # examples/ray_serve: data-parallel replicas
     "guided": ["xgrammar>=0.1.20"],  # response_format of the server
     "eval": FIGURES,  # figures of `trtllm-replayssm eval plot`
-    "cuda": ["cuda-python>=12.6"],
     "tensorrt": ["tensorrt>=11.0"],
     "tensorrt-rtx": ["tensorrt-rtx>=1.7"],
-    "trtllm": ["tensorrt-llm>=1.2"],
 }
 
 
