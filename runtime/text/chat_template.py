@@ -14,6 +14,7 @@ from typing import Any
 from jinja2 import TemplateError
 
 from trtllm_replayssm.bundle_parts import bundle_parts
+from trtllm_replayssm.checks import shown
 from trtllm_replayssm.errors import CheckpointError, RequestError
 from trtllm_replayssm.runtime.text.render_process import RenderProcess
 from trtllm_replayssm.runtime.text.sandbox import environment
@@ -63,22 +64,39 @@ def load_chat_template(directory: str | Path) -> ChatTemplate | None:
     named "default"). Raises CheckpointError for a file that is damaged.
     """
     folder = next(iter(bundle_parts(Path(directory))), Path(directory))
-    config: Any = {}
-    file = folder / "tokenizer_config.json"
-    if file.is_file():
-        try:
-            config = json.loads(file.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise CheckpointError("chat template", str(file), expected="JSON", got=str(error)) from error
+    file, own = folder / "tokenizer_config.json", folder / "chat_template.jinja"
+    config = _config(file) if file.is_file() else {}
+    source = _text(own) if own.is_file() else _named_default(file, config.get("chat_template"))
+    return None if source is None else ChatTemplate(source, _special_tokens(config))
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CheckpointError("chat template", str(file), expected="a readable text file", got=str(error)) from error
+
+
+def _config(file: Path) -> dict[str, Any]:
+    text = _text(file)
+    try:
+        config = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError("chat template", str(file), expected="JSON", got=str(error)) from error
     if not isinstance(config, dict):
         raise CheckpointError("chat template", str(file), expected="a JSON object", got=type(config).__name__)
-    source = config.get("chat_template")
-    if isinstance(source, list):
-        source = {str(entry.get("name")): entry.get("template") for entry in source}.get("default")
-    own = folder / "chat_template.jinja"
-    if own.is_file():
-        source = own.read_text(encoding="utf-8")
-    return ChatTemplate(source, _special_tokens(config)) if isinstance(source, str) else None
+    return config
+
+
+def _named_default(file: Path, value: object) -> str | None:
+    """The template among what a configuration holds: one text, or several by name."""
+    if isinstance(value, list) and all(isinstance(entry, Mapping) for entry in value):
+        value = {str(entry.get("name")): entry.get("template") for entry in value}.get("default")
+    if value is None or isinstance(value, str):
+        return value
+    raise CheckpointError(
+        "chat template", str(file), expected="chat_template: a text, or a list of names and texts", got=shown(value)
+    )
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:

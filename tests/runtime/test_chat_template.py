@@ -63,11 +63,7 @@ def test_a_file_beside_the_configuration_wins_and_a_list_has_a_default(tmp_path:
     assert template is not None and template.render(MESSAGES) == "<e>J"
 
 
-@pytest.mark.parametrize("text", ["{", "[1]"])
-def test_a_damaged_configuration_is_named(tmp_path: Path, text: str) -> None:
-    (tmp_path / "tokenizer_config.json").write_text(text)
-    with pytest.raises(CheckpointError, match=r"tokenizer_config\.json"):
-        load_chat_template(tmp_path)
+def test_a_template_that_is_none_is_refused() -> None:
     with pytest.raises(CheckpointError, match="Jinja"):
         ChatTemplate("{% for %}")
 
@@ -110,6 +106,22 @@ def test_a_hostile_template_reads_no_file_and_fails_as_a_request(tmp_path: Path,
         assert error.argument == "messages" and len(text) < 500
     assert SECRET not in text and "<class" not in text and "subclasses" not in text.replace("__subclasses__", "")
     assert messages == MESSAGES
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("tokenizer_config.json", b"\xff"), ("tokenizer_config.json", b"[" * 100_000), ("tokenizer_config.json", b"{"),
+        ("tokenizer_config.json", b"[1]"),
+        ("tokenizer_config.json", b'{"chat_template": ["x"]}'), ("tokenizer_config.json", b'{"chat_template": 1}'),
+        ("tokenizer_config.json", b'{"chat_template": [{"name": "default", "template": [1]}]}'),
+        ("chat_template.jinja", b"\xff"),
+    ],
+)  # fmt: skip
+def test_files_that_are_damaged_are_named(name: str, content: bytes, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(CheckpointError, match=name):
+        load_chat_template(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["messages", "add_generation_prompt", "tools"])
