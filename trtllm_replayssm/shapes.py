@@ -10,7 +10,7 @@ from enum import Enum
 
 from trtllm_replayssm.errors import ConfigError
 
-L2_EPS = 1e-6  # under the root of the norm that GDN divides its keys and queries by (data sheet: Qwen3.5)
+L2_EPS = 1e-6  # under the root of the norm that GDN divides its keys and queries by (Qwen3.5)
 
 
 class Family(str, Enum):
@@ -123,10 +123,10 @@ class AttentionShape:
 
 
 class Router(str, Enum):
-    """How router scores become weights (data sheet: Nemotron-H 2.5, Qwen3.5 3.5)."""
+    """How router scores become weights."""
 
-    SIGMOID_BIAS = "sigmoid_bias"
-    SOFTMAX = "softmax"
+    SIGMOID_BIAS = "sigmoid_bias"  # Nemotron-H: each score by itself; a bias takes part in the choice alone
+    SOFTMAX = "softmax"  # Qwen3.5: over all experts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,6 +21,7 @@ WORDS = {
         r"pypi" r"\.org|pythonhost" r"ed|npm" r"js\.|crates" r"\.io|proxy\.gol" r"ang"
     ),
     "a number in a tracker of ours": re.compile(r"\bissue" r" #?\d", re.IGNORECASE),
+    "a page that is not here": re.compile(r"\bdata" r" sheet\b", re.IGNORECASE),
     "an unfinished part": re.compile(r"\bTO" r"DO\b|\bFIX" r"ME\b|\bX" r"XX\b"),
 }
 # file -> what it may say all the same, and why

@@ -37,7 +37,7 @@ def parameters(geometry: ModelGeometry) -> list[ParamSpec]:
 
 
 def forward(g: Graph[Tensor], geometry: ModelGeometry, ids: Tensor) -> ModelOutput[Tensor]:
-    """Logits and final hidden states (data sheet, 2.1)."""
+    """Logits and final hidden states."""
     h = g.embedding(ids, _EMBEDDINGS)
     for index, kind in enumerate(geometry.layers):
         h = _layer(g, geometry, h, f"backbone.layers.{index}.", kind, index)
@@ -46,7 +46,7 @@ def forward(g: Graph[Tensor], geometry: ModelGeometry, ids: Tensor) -> ModelOutp
 
 
 def mtp_forward(g: Graph[Tensor], geometry: ModelGeometry, next_ids: Tensor, hidden: Tensor) -> ModelOutput[Tensor]:
-    """The MTP head on pairs (token t + 1, hidden of t); its hidden state feeds the next draft (data sheet, 2.6)."""
+    """The MTP head on pairs (token t + 1, hidden of t); its hidden state feeds the next draft."""
     first, last = "mtp.layers.0.", f"mtp.layers.{len(geometry.mtp_pattern) - 1}."
     eps = geometry.norm_eps
     embedded = g.rms_norm(g.embedding(next_ids, _EMBEDDINGS), first + "enorm.weight", eps, unit_offset=False)

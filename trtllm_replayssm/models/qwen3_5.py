@@ -36,7 +36,7 @@ def parameters(geometry: ModelGeometry) -> list[ParamSpec]:
 
 
 def forward(g: Graph[Tensor], geometry: ModelGeometry, ids: Tensor) -> ModelOutput[Tensor]:
-    """Logits and final hidden states (data sheet, 3.1)."""
+    """Logits and final hidden states."""
     h = g.embedding(ids, _EMBEDDINGS)
     for index, kind in enumerate(geometry.layers):
         h = _layer(g, geometry, h, f"model.layers.{index}.", kind, index)
@@ -45,7 +45,7 @@ def forward(g: Graph[Tensor], geometry: ModelGeometry, ids: Tensor) -> ModelOutp
 
 
 def mtp_forward(g: Graph[Tensor], geometry: ModelGeometry, next_ids: Tensor, hidden: Tensor) -> ModelOutput[Tensor]:
-    """The MTP head on pairs (token t + 1, hidden of t); its hidden state feeds the next draft (data sheet, 3.6)."""
+    """The MTP head on pairs (token t + 1, hidden of t); its hidden state feeds the next draft."""
     eps = geometry.norm_eps
     embedded = g.rms_norm(g.embedding(next_ids, _EMBEDDINGS), "mtp.pre_fc_norm_embedding.weight", eps, unit_offset=True)
     previous = g.rms_norm(hidden, "mtp.pre_fc_norm_hidden.weight", eps, unit_offset=True)

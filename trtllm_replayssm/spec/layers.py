@@ -1,4 +1,4 @@
-"""The layers around the recurrence: norms, rotary embedding, attention and routing, as the data sheet defines them."""
+"""The layers around the recurrence as the published models have them: norms, rotary embedding, attention, routing."""
 
 from __future__ import annotations
 
