@@ -1,6 +1,6 @@
 """The rooms of the library, which room may import which, and how files and imports are found. No test here.
 
-The table is the contract; CONTRIBUTING.md explains it. A new file in a known folder belongs to that folder's room; a
+The table is the contract; CONTRIBUTING.md says why. A new file in a known folder belongs to that folder's room; a
 new folder needs a row in ROOMS, MAY_IMPORT and MAY_USE.
 """
 
@@ -119,7 +119,7 @@ MAY_USE = {
     "evaluation": {"torch", "numpy", "matplotlib"},  # matplotlib for figures only, an extra
     "prefix": set(),
     "transfer": {"numpy", "safetensors"},
-    "session": {"torch", "numpy", "ml_dtypes", "tensorrt", "tensorrt_rtx", "cuda"},
+    "session": {"torch", "numpy", "ml_dtypes", "tensorrt", "tensorrt_rtx"},
     "engine parts": {"numpy"},
     "engine": {"numpy"},
     "replica": {"torch"},  # for the free memory of a device; the session it makes brings torch anyway
