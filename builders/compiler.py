@@ -15,6 +15,7 @@ from trtllm_replayssm.builders.flavour import Flavour
 from trtllm_replayssm.builders.network import Network
 from trtllm_replayssm.builders.profiles import shape_range
 from trtllm_replayssm.builders.segments import Segment
+from trtllm_replayssm.collection import no_collection
 from trtllm_replayssm.errors import DeviceError
 from trtllm_replayssm.manifest import Profile
 from trtllm_replayssm.weights.matrix import MatrixFormat
@@ -36,7 +37,9 @@ class Compiler:
         self._activation = activation
         self._messages: list[tuple[str, str]] = []
         self._logger = _logger(flavour.trt, self._messages)
-        self._builder = flavour.trt.Builder(self._logger)
+        # the library logs under a lock, and a forgotten builder that were freed there would wait for it
+        with no_collection():
+            self._builder = flavour.trt.Builder(self._logger)
         self._stopped: list[BaseException] = []
         self._monitor = _monitor(flavour.trt, tick, self._stopped)
 
