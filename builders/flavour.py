@@ -53,6 +53,8 @@ class Flavour:
         if self.name is FlavourName.RTX:
             config.num_compute_capabilities = 1
             config.set_compute_capability(self._rtx_capability(), 0)
+            # else a run of the engine may allocate memory, and no CUDA graph could hold it
+            config.set_flag(self.trt.BuilderFlag.REQUIRE_USER_ALLOCATION)
         else:
             # without it the aliased inputs of plugins are never asked for
             config.set_preview_feature(self.trt.PreviewFeature.ALIASED_PLUGIN_IO_10_03, True)

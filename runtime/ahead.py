@@ -1,4 +1,4 @@
-"""The device's side of an engine's decode loop over a torch session, where there is one and it is wanted."""
+"""The device's side of an engine's decode loop over a session of one device, where it is wanted."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def steps_ahead(
     from trtllm_replayssm.runtime.session.torch_session import TorchSession
 
     obstacle = None
-    if type(session) is not TorchSession:  # the session over TensorRT engines is a subclass
-        obstacle = "a session of TensorRT engines, or of several ranks"
+    if not isinstance(session, TorchSession):
+        obstacle = "a session of several ranks"
     elif keeps_ends and isinstance(speculative, MTPDecodingConfig):
         obstacle = "MTP drafts with reuse_outputs"
     if wanted and obstacle is not None:
@@ -51,6 +51,7 @@ def _steps(session: TorchSession, speculative: SpeculativeConfig | None) -> Devi
         recorded=session.recorded.sizes,
         device=session.pools.cursors.position.device,
         vocab=session.geometry.vocab,
+        rows_for=session.rows_for,
     )
 
 

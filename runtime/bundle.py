@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trtllm_replayssm.config import PoolConfig, ReplayConfig
+from trtllm_replayssm.config import CudaGraphConfig, PoolConfig, ReplayConfig
 from trtllm_replayssm.dtypes import ActivationDtype
 from trtllm_replayssm.errors import ConfigError
 from trtllm_replayssm.manifest import Manifest
@@ -79,25 +79,27 @@ def bundle_session(parts: Sequence[Path], manifest: Manifest, options: ReplicaOp
         from trtllm_replayssm.runtime.session.tensorrt_session import TensorRtSession
 
         return TensorRtSession.from_bundle(
-            parts[0], slots=options.batch, device=options.device, plugin_library=options.plugin_library
-        )
+            parts[0], slots=options.batch, device=options.device, plugin_library=options.plugin_library,
+            cuda_graphs=options.cuda_graphs,
+        )  # fmt: skip
     require_devices(options.device, ranks)
     make = partial(
         rank_bundle_session, tuple(parts), slots=options.batch, device=options.device,
-        plugin_library=options.plugin_library,
+        plugin_library=options.plugin_library, cuda_graphs=options.cuda_graphs,
     )  # fmt: skip
     return shared_session(make, ranks, options.device, manifest.geometry)
 
 
 def rank_bundle_session(
-    parts: Sequence[Path], ranks: Ranks, *, slots: int, device: str, plugin_library: str | Path | None
-) -> Session:
+    parts: Sequence[Path], ranks: Ranks, *, slots: int, device: str, plugin_library: str | Path | None,
+    cuda_graphs: CudaGraphConfig | None,
+) -> Session:  # fmt: skip
     """One rank's session, in its own process."""
     from trtllm_replayssm.runtime.session.tensorrt_session import TensorRtSession
 
     return TensorRtSession.from_bundle(
         parts[ranks.parallel.rank], slots=slots, device=rank_device(device, ranks), plugin_library=plugin_library,
-        ranks=ranks,
+        ranks=ranks, cuda_graphs=cuda_graphs,
     )  # fmt: skip
 
 

@@ -77,9 +77,11 @@ class DeviceSteps:
         recorded: Collection[int],
         device: torch.device,
         vocab: int,
+        rows_for: Callable[[Sequence[int]], int] = len,
     ) -> None:
         """make_step(batch, width): a session's static step. buckets: batch sizes to run at, rising; rows are padded.
-        recorded: those whose steps can be recorded; the others are launched operation by operation.
+        recorded: those whose steps can be recorded; the others are launched operation by operation. rows_for: rows
+        that a step of these slots needs.
         """
         self.max_draft_len = 0 if drafter is None else drafter.max_draft_len
         self._draws = drafter is not None and drafter.draws
@@ -88,6 +90,7 @@ class DeviceSteps:
             drawn_vocab=vocab if self._draws else 0,
         )  # fmt: skip
         self._vocab = vocab
+        self._rows_for = rows_for
         self._native = is_native(device, vocab)
         self._make_step = make_step
         self._graphs = graphs
@@ -134,9 +137,10 @@ class DeviceSteps:
         """Run one step of these slots, in order, without waiting. `read` must have caught up to one launch."""
         if len(self._flights) >= IN_FLIGHT:
             raise ContractError("launch", "step", expected=f"fewer than {IN_FLIGHT} launches in flight", got="no read")
-        bucket = next((b for b in self._buckets if b >= len(slots)), None)
+        rows = self._rows_for(slots)
+        bucket = next((b for b in self._buckets if b >= rows), None)
         if bucket is None:
-            raise ContractError("launch", "slots", expected=f"at most {self._buckets[-1]} rows", got=len(slots))
+            raise ContractError("launch", "slots", expected=f"at most {self._buckets[-1]} rows", got=rows)
         program = self._program(_Shape(bucket, next(known for known in self._modes(bucket) if known >= mode)))
         self._flights.append(program.launch(slots, self._launches % IN_FLIGHT))
         self._launches += 1

@@ -61,7 +61,7 @@ class DecodeSteps:
         They stay valid until the next recorded work of the session.
         """
         count, width = ids.shape
-        ready = self._last = self._find(count, width)
+        ready = self._last = self._find(self._model.network.rows_for(rows.slot.tolist()), width)
         ready.host_ids.zero_()[:count, :width] = ids
         ready.host_rows[0].fill_(-1)[:count] = rows.slot
         ready.host_rows[1].zero_()[:count] = rows.num_tokens

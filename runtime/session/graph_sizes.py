@@ -23,8 +23,10 @@ class RecordedSizes:
         return next((size for size in self.sizes if size >= rows), None)
 
 
-def recorded_sizes(config: CudaGraphConfig, slots: int) -> RecordedSizes:
-    """The batch sizes to record in a session of `slots` slots."""
+def recorded_sizes(config: CudaGraphConfig | None, slots: int) -> RecordedSizes:
+    """The batch sizes to record in a session of `slots` slots; None: nothing is recorded."""
+    if config is None:
+        return RecordedSizes()
     if config.batch_sizes is not None:
         sizes = tuple(sorted({min(size, slots) for size in config.batch_sizes}))
     else:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from trtllm_replayssm.ops.dtypes import torch_dtype
 from trtllm_replayssm.ops.layer_state import StepRows
@@ -138,21 +139,22 @@ class MtpHead:
     def begin(self, ids: Tensor, rows: StepRows) -> Tensor:
         """Pairs of each row, ids [n, w] int64 and rows on the host, as many as `known` says -> logits [n, V]."""
         slots = rows.slot.tolist()
-        drafting = self._find(len(slots))
+        needed = self._model.network.rows_for(slots)
+        drafting = self._find(needed)
         self._drafting = drafting, slots
         start = torch.tensor([self._known[slot].start for slot in slots])
         if ids.shape[1] <= self._width and all(self._known[slot].chunk is None for slot in slots):
             self._fill(drafting, ids, rows, start)
             return drafting.first()[: len(slots)]
-        hidden = torch.zeros((*ids.shape, self._store.shape[-1]), dtype=self._store.dtype, device=self._store.device)
+        device, more = self._store.device, (0, needed - len(slots))  # rows of padding
+        hidden = torch.zeros((needed, ids.shape[1], self._store.shape[-1]), dtype=self._store.dtype, device=device)
         for i, slot in enumerate(slots):
             hidden[i, : self._known[slot].count] = self._states(slot)
-        device = self._store.device
         self._fill(drafting, ids[:, :1], rows, start + rows.num_tokens)
-        moved = StepRows(rows.slot.to(device), rows.num_tokens.to(device))
-        drafted = draft(self._model, moved, start.to(device), ids.to(device), hidden)
-        drafting.hidden[: len(slots)].copy_(drafted.hidden)
-        return drafted.logits
+        moved = StepRows(pad(rows.slot, more, value=-1).to(device), pad(rows.num_tokens, more).to(device))
+        drafted = draft(self._model, moved, pad(start, more).to(device), pad(ids, (0, 0, *more)).to(device), hidden)
+        drafting.hidden[:needed].copy_(drafted.hidden)
+        return drafted.logits[: len(slots)]
 
     def next(self, tokens: Tensor) -> Tensor:
         """Each row's drafted token [n] int64, on the host -> logits [n, V]."""

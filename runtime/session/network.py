@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from torch import Tensor
@@ -31,6 +32,14 @@ class Network(Protocol):
         """The head on pairs (token t + 1, hidden [B, T, hidden] of t)."""
         ...
 
+    def rows_for(self, slots: Sequence[int]) -> int:
+        """Rows that a decode step over `slots` (-1: padding) needs, one for each at least; more are padding."""
+        ...
+
+    def obstacle(self) -> str | None:
+        """Why passes cannot be recorded on the current stream after all; None when they can."""
+        ...
+
 
 class TorchNetwork:
     """The model's description, run by torch. poison: rows of tokens that do not exist become NaN (debugging).
@@ -50,6 +59,14 @@ class TorchNetwork:
     def mtp_forward(self, ctx: StepContext, next_ids: Tensor, hidden: Tensor) -> ModelOutput[Tensor]:
         """See `Network.mtp_forward`."""
         return self._model.mtp_forward(self._graph(ctx), self._geometry, next_ids, hidden)
+
+    def rows_for(self, slots: Sequence[int]) -> int:
+        """See `Network.rows_for`: any row takes any slot."""
+        return len(slots)
+
+    def obstacle(self) -> str | None:
+        """See `Network.obstacle`: whoever records knows whether the operations wait for the device."""
+        return None
 
     def _graph(self, ctx: StepContext) -> TorchGraph:
         return TorchGraph(self._weights, self._state_ops, ctx, poison=self._poison, sharing=self._sharing)

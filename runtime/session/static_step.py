@@ -43,8 +43,8 @@ class StaticStep:
     ids [B, T] int64: base token and drafts. slot [B] int32: -1 is padding, which touches nothing; otherwise a slot in
     use whose prompt is complete, no slot twice. num_tokens [B] int32: 0..T, tokens that exist; a row of 0 touches
     nothing either. All three are on the device of the session, all rows padding at first, and are written in place by
-    whoever runs the step. Nothing is checked: ids must lie in the vocabulary (those of tokens that do not exist as
-    well), and position + num_tokens within max_seq_len.
+    whoever runs the step. Nothing is checked: `batch` must be enough for the slots (`Network.rows_for`), ids must lie
+    in the vocabulary (those of tokens that do not exist as well), and position + num_tokens within max_seq_len.
 
     flushes: for steps in which every row is a real one with all T tokens: whether they all flush or none does, so that
     the reference operations wait for nothing either. None: any rows.

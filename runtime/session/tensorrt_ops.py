@@ -62,9 +62,10 @@ class NativeStepOps:
 
     def _mamba2(self, step: OpStep, context: StepContext, inputs: Mapping[str, Tensor]) -> Tensor:
         shape = self._geometry.ssm
+        rates = self._state_ops.rates(step.layer, self._weights.vector(step.weights["a_log"]))
         out = self._state_ops.mamba2(
             context, step.layer, _heads(inputs["x"], shape.heads), _heads(inputs["k"], shape.groups),
-            _heads(inputs["q"], shape.groups), inputs["dt"], -self._weights.vector(step.weights["a_log"]).exp(),
+            _heads(inputs["q"], shape.groups), inputs["dt"], rates,
             self._weights.vector(step.weights["skip"]),
         )  # fmt: skip
         return out.flatten(-2)

@@ -1,18 +1,19 @@
 """Runs a bundle's program: engines and native operations in turn over one step's tensors.
 
-Cache rows are step rows. A decode step therefore runs over slots 0..highest, where slots that take no part are padding:
-they keep their state, and the keys and values they write lie behind their position, where nothing reads. A prompt chunk
-runs alone, on the caches of its slot.
+A decode step runs over slots 0..B-1 in B rows, whatever order its rows have (`tensorrt_rows`). Its tensors and bindings
+are made when a shape first comes and then stay, so that nothing but enqueueing is left, which can be recorded. A prompt
+chunk runs alone, on the caches of its slot.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from trtllm_replayssm.bindings import (
     ALIAS_SUFFIX,
@@ -29,6 +30,7 @@ from trtllm_replayssm.bindings import (
     SLOT,
     TOKEN_INDEX,
     EngineStep,
+    OpStep,
     Program,
     layer_tensor,
 )
@@ -37,21 +39,34 @@ from trtllm_replayssm.graph import ModelOutput
 from trtllm_replayssm.manifest import Manifest
 from trtllm_replayssm.ops.layer_state import StepRows
 from trtllm_replayssm.runtime.pools.state_pools import StatePools
-from trtllm_replayssm.runtime.session.step_context import Phase, StepContext
+from trtllm_replayssm.runtime.session.capture import Recording
+from trtllm_replayssm.runtime.session.step_context import HostRow, Phase, StepContext
+from trtllm_replayssm.runtime.session.tensorrt_buffers import ProgramBuffers
 from trtllm_replayssm.runtime.session.tensorrt_ops import NativeStepOps
+from trtllm_replayssm.runtime.session.tensorrt_rows import SlotRows
 from trtllm_replayssm.runtime.session.tensorrt_state import PluginState
 
 CONTEXT, GENERATION, VERIFY = "context", "generation", "verify"
-_TORCH_TYPES = {
-    "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "int32": torch.int32,
-}  # fmt: skip
 
 
 class Engines(Protocol):
     """The engines of a bundle, by file name."""
 
-    def run(self, engine: str, profile: int, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> None:
-        """Enqueue one engine with profile number `profile`; writes the outputs, which are allocated."""
+    def bind(
+        self, engine: str, profile: int, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor], *, own: bool
+    ) -> Callable[[], None]:
+        """A call that enqueues one engine with profile number `profile`; writes the outputs, which are allocated.
+
+        own: nothing that runs later tells its execution context anything else, so that the call can be recorded.
+        """
+        ...
+
+    def obstacle(self) -> str | None:
+        """Why what is bound with `own` cannot be recorded on the current stream; None when it can."""
+        ...
+
+    def save_kernels(self) -> None:
+        """Keep what was compiled for this GPU for the next process, where there is a place for it."""
         ...
 
 
@@ -70,6 +85,23 @@ class _Step:
     hidden: Tensor | None
     flags: int = 0
 
+    def inputs(self) -> dict[str, Tensor | int]:
+        """What the program's tensors of a step are given, by name; a number fills its tensor."""
+        rows = self.context.rows
+        given: dict[str, Tensor | int] = {
+            IDS: self.ids, POSITION: self.context.start, POSITIONS: self.context.positions(), TOKEN_INDEX: self.index,
+            SLOT: rows.slot, NUM_TOKENS: rows.num_tokens, ROW_FLAGS: self.flags, CARRY_INDEX: 0, PHASE: 0,
+        }  # fmt: skip
+        return given if self.hidden is None else {**given, HIDDEN_IN: self.hidden}
+
+
+@dataclass(frozen=True, slots=True)
+class _Bound:
+    """A program over tensors that stay where they are. calls: its steps in order."""
+
+    tensors: dict[str, Tensor]
+    calls: list[Callable[[StepContext], None]]
+
 
 class ProgramRunner:
     """The programs of one bundle over one set of pools.
@@ -79,145 +111,138 @@ class ProgramRunner:
 
     def __init__(
         self, manifest: Manifest, engines: Engines, ops: NativeStepOps, pools: StatePools, *,
-        plugins: PluginState | None = None,
+        recording: Recording, plugins: PluginState | None = None,
     ) -> None:  # fmt: skip
         self._manifest = manifest
         self._engines = engines
         self._ops = ops
         self._pools = pools
-        self._plugins = plugins
+        self._recording = recording
         self._device = pools.cursors.position.device
         self._profiles = list(manifest.profiles)
-        self._buffers: dict[tuple[str, int, int, int], dict[str, Tensor]] = {}
+        own = {} if plugins is None else plugins.tensors
+        self._plugins = plugins
+        self._state = {**own, **{name + ALIAS_SUFFIX: tensor for name, tensor in own.items()}}
+        self._buffers = ProgramBuffers(self._device)
+        self._bound: dict[tuple[str, int, int, bool], _Bound] = {}
 
     def run(self, name: str, context: StepContext, ids: Tensor, hidden: Tensor | None) -> ModelOutput[Tensor]:
         """One pass of program `name` over the context's rows, in their order.
 
         ids [B, T] int64 -> hidden [B, T, hidden] in the activation type, logits [B, K, vocab] float32: K = T in a
-        decode step, else 1, the row's last token.
+        decode step, else 1, the row's last token. Slots are below B but in a prompt chunk. Only that waits for the
+        device, where the native operations do not.
         """
-        narrow = ids.shape[1] <= self._manifest.replay.max_step_tokens
-        if context.phase is Phase.DECODE or (hidden is not None and narrow):
+        if context.phase is not Phase.PREFILL:
             return self._together(name, context, ids, hidden)
-        rows = [self._alone(name, context, row, ids, hidden) for row in range(len(ids))]
         width = ids.shape[1]
-        states = [torch.nn.functional.pad(r.hidden, (0, 0, 0, width - r.hidden.shape[1])) for r in rows]
-        return ModelOutput(torch.cat(states), torch.cat([r.logits for r in rows]))
+        out: ModelOutput[Tensor] | None = None
+        for index, row in enumerate(context.on_host):
+            if row.slot < 0:
+                continue
+            alone = self._alone(name, context, index, row, ids, hidden)
+            if out is None:
+                states = alone.hidden.new_zeros((len(ids), width, alone.hidden.shape[-1]))
+                out = ModelOutput(states, alone.logits.new_zeros((len(ids), *alone.logits.shape[1:])))
+            out.hidden[index], out.logits[index] = _padded(alone.hidden[0], width), alone.logits[0]
+        assert out is not None, "a prompt chunk has a row"
+        return out
 
     def _together(self, name: str, context: StepContext, ids: Tensor, hidden: Tensor | None) -> ModelOutput[Tensor]:
         """All rows at once, moved to the rows of their slots."""
-        present = torch.nonzero(context.rows.slot >= 0).flatten()
-        place = context.rows.slot[present].long()
-        count, width = (int(place.max()) + 1 if len(place) else 1), ids.shape[1]
-        slot = torch.full((count,), -1, dtype=torch.int64, device=self._device)
-        tokens = torch.zeros_like(slot)
-        start = self._pools.cursors.position[:count].long()
-        slot[place], tokens[place] = place, context.rows.num_tokens[present].long()
-        start[place] = context.start[present]
-        rows = StepRows(slot, tokens)
-        dense = StepContext(context.phase, rows, start, width, torch.ones(count, dtype=torch.bool))
+        moved, width = SlotRows.of(context.rows, self._pools.pool.slots), ids.shape[1]
+        dense = moved.context(context, self._pools.pool.max_seq_len)
         if context.phase is Phase.DECODE:
-            index = torch.arange(width, device=self._device).expand(count, width)
+            index = torch.arange(width, device=self._device).expand(moved.count, width)
         else:
-            index = (tokens - 1).clamp(min=0)[:, None]
+            index = (dense.rows.num_tokens - 1).clamp(min=0)[:, None]
         step = _Step(
-            0, GENERATION if width == 1 else VERIFY, dense, _scatter(ids, present, place, count), index,
-            None if hidden is None else _scatter(hidden, present, place, count),
+            0, GENERATION if width == 1 else VERIFY, dense, moved.scatter(ids), index,
+            None if hidden is None else moved.scatter(hidden),
         )  # fmt: skip
         out = self._execute(self._manifest.programs[name], step)
-        source = context.rows.slot.clamp(min=0)  # what padding rows get is not read
-        return ModelOutput(out.hidden[source], out.logits[source])
+        return ModelOutput(moved.gather(out.hidden), moved.gather(out.logits))
 
     def _alone(
-        self, name: str, context: StepContext, row: int, ids: Tensor, hidden: Tensor | None
+        self, name: str, context: StepContext, index: int, row: HostRow, ids: Tensor, hidden: Tensor | None
     ) -> ModelOutput[Tensor]:
         """One row with its own tokens only, on the caches of its slot."""
-        count, slot = int(context.rows.num_tokens[row]), int(context.rows.slot[row])
-        limit = self._manifest.build.context_tokens
+        count, limit = row.num_tokens, self._manifest.build.context_tokens
         if not 1 <= count <= limit:
             raise ContractError(
                 "prefill", "tokens", expected=f"1..{limit}, the context_tokens that the bundle was built for",
                 got=count, hint="Send the prompt in smaller chunks, or build with larger --context-tokens",
             )  # fmt: skip
-        one = slice(row, row + 1)
+        one = slice(index, index + 1)
         rows = StepRows(context.rows.slot[one], context.rows.num_tokens[one])
         single = StepContext(context.phase, rows, context.start[one], count, context.last_chunk[one])
-        index = torch.tensor([[count - 1]], device=self._device)
+        last = torch.tensor([[count - 1]], device=self._device)
         part = None if hidden is None else hidden[one, :count]
-        last, flags = bool(context.last_chunk[row]), 0
+        flags = 0
         if self._plugins is not None and hidden is None:
-            flags = self._plugins.begin_chunk(self._pools, slot, last=last)
-        step = _Step(slot, CONTEXT, single, ids[one, :count], index, part, flags)
+            flags = self._plugins.begin_chunk(self._pools, row.slot, last=row.last_chunk)
+        step = _Step(row.slot, CONTEXT, single, ids[one, :count], last, part, flags)
         out = self._execute(self._manifest.programs[name], step)
         if self._plugins is not None and hidden is None:
-            self._plugins.end_chunk(self._pools, slot, last=last)
+            self._plugins.end_chunk(self._pools, row.slot, last=row.last_chunk)
         return out
 
     def _execute(self, program: Program, step: _Step) -> ModelOutput[Tensor]:
+        """Run it -> its own tensors: the next step overwrites them."""
         if step.profile not in self._profiles:
             raise ContractError(
                 "decode", "tokens", expected="1 token a row, as the bundle was built for", got=step.ids.shape[1],
                 hint="Build with a larger --max-draft-len",
             )  # fmt: skip
-        profile = self._profiles.index(step.profile)
-        memory = self._tensors(program, step)
-        for item in program.steps:
-            if isinstance(item, EngineStep):
-                self._engines.run(
-                    item.engine, profile, {k: memory[v] for k, v in item.inputs.items()},
-                    {k: memory[v] for k, v in item.outputs.items()},
-                )  # fmt: skip
-            else:
-                self._ops.run(item, step.context, memory)
-        # the buffers serve the next step: what leaves is a copy
-        hidden, logits = (memory[program.outputs[role]] for role in (HIDDEN, LOGITS))
-        return ModelOutput(hidden.clone(), logits.clone())
+        bound = self._find(program, step)
+        for name, value in step.inputs().items():
+            if name in bound.tensors:
+                tensor = bound.tensors[name]
+                tensor.copy_(value) if isinstance(value, Tensor) else tensor.fill_(value)
+        for call in bound.calls:
+            call(step.context)
+        hidden, logits = (bound.tensors[program.outputs[role]] for role in (HIDDEN, LOGITS))
+        return ModelOutput(hidden, logits)
 
-    def _tensors(self, program: Program, step: _Step) -> dict[str, Tensor]:
-        """Every tensor of the program: static buffers, the step's inputs, and the cache rows of the step's slots."""
+    def _find(self, program: Program, step: _Step) -> _Bound:
+        """The program bound for the step's shape. Recorded work has bindings of its own."""
+        if step.profile == CONTEXT:
+            return self._bind(program, step, own=False)
+        own = self._recording.active
+        key = (program.name, *step.ids.shape, own)
+        if key not in self._bound:
+            self._bound[key] = self._bind(program, step, own=own)
+        return self._bound[key]
+
+    def _bind(self, program: Program, step: _Step, *, own: bool) -> _Bound:
         (rows, width), selected = step.ids.shape, step.index.shape[1]
-        key = (program.name, rows, width, selected)
-        buffers = self._buffers.get(key)
-        if buffers is None:
-            phase = self._manifest.profiles[step.profile].phase
-            buffers = self._allocate(program, {"B": rows, "T": width, "K": selected, "R": phase})
-            if step.profile != CONTEXT:  # prompt chunks have any length: keeping their buffers would fill the memory
-                self._buffers[key] = buffers
-        given: dict[str, Tensor | int] = {
-            IDS: step.ids, POSITION: step.context.start, POSITIONS: step.context.positions(), TOKEN_INDEX: step.index,
-            SLOT: step.context.rows.slot, NUM_TOKENS: step.context.rows.num_tokens, ROW_FLAGS: step.flags,
-            CARRY_INDEX: 0, PHASE: 0,
-        }  # fmt: skip
-        if step.hidden is not None:
-            given[HIDDEN_IN] = step.hidden
-        for name, value in given.items():
-            if name in buffers:
-                buffers[name].copy_(value) if isinstance(value, Tensor) else buffers[name].fill_(value)
+        extents = {"B": rows, "T": width, "K": selected, "R": self._manifest.profiles[step.profile].phase}
+        elsewhere = {**self._caches(step.first, rows), **self._state}
+        make = self._buffers.passing if step.profile == CONTEXT else self._buffers.lasting
+        tensors = {**make(program, extents, elsewhere), **elsewhere}
+        profile = self._profiles.index(step.profile)
+        return _Bound(tensors, [self._call(item, profile, tensors, own=own) for item in program.steps])
+
+    def _call(
+        self, item: EngineStep | OpStep, profile: int, tensors: dict[str, Tensor], *, own: bool
+    ) -> Callable[[StepContext], None]:
+        if isinstance(item, OpStep):
+            return lambda context: self._ops.run(item, context, tensors)
+        inputs = {binding: tensors[name] for binding, name in item.inputs.items()}
+        outputs = {binding: tensors[name] for binding, name in item.outputs.items()}
+        enqueue = self._engines.bind(item.engine, profile, inputs, outputs, own=own)
+        return lambda context: enqueue()
+
+    def _caches(self, first: int, rows: int) -> dict[str, Tensor]:
+        """Keys and values of `rows` slots from `first` on, also under the names of the outputs that alias them."""
         caches = {}
         for layer, kv in self._pools.kv.items():
             for part, pool in (("keys", kv.keys), ("values", kv.values)):
-                view = pool[step.first : step.first + rows]
-                caches[layer_tensor(layer, part)] = caches[layer_tensor(layer, part) + ALIAS_SUFFIX] = view
-        return {**buffers, **caches, **self._bound()}
-
-    def _bound(self) -> dict[str, Tensor]:
-        """State and experts of engines with plugins, also under the names of the outputs that alias them."""
-        tensors = {} if self._plugins is None else self._plugins.tensors
-        return {**tensors, **{name + ALIAS_SUFFIX: tensor for name, tensor in tensors.items()}}
-
-    def _allocate(self, program: Program, extents: Mapping[str, int]) -> dict[str, Tensor]:
-        caches = {layer_tensor(layer, part) for layer in self._pools.kv for part in ("keys", "values")}
-        bound = caches | self._bound().keys()
-        buffers = {}
-        for name, spec in program.tensors.items():
-            if name.removesuffix(ALIAS_SUFFIX) not in bound:
-                dims = [extents[d] if isinstance(d, str) else d for d in spec.dims]
-                buffers[name] = torch.zeros(dims, dtype=_TORCH_TYPES[spec.dtype], device=self._device)
-        return buffers
+                name = layer_tensor(layer, part)
+                caches[name] = caches[name + ALIAS_SUFFIX] = pool[first : first + rows]
+        return caches
 
 
-def _scatter(values: Tensor, present: Tensor, place: Tensor, count: int) -> Tensor:
-    """Rows `present` of values [B, ...] at rows `place` of a zero tensor [count, ...]."""
-    dense = torch.zeros((count, *values.shape[1:]), dtype=values.dtype, device=values.device)
-    dense[place] = values[present]
-    return dense
+def _padded(states: Tensor, width: int) -> Tensor:
+    """states [n, hidden] -> [width, hidden], zeros behind."""
+    return functional.pad(states, (0, 0, 0, width - len(states)))

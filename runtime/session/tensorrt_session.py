@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
 
+import torch
 from torch import Tensor
 
-from trtllm_replayssm.config import PoolConfig
+from trtllm_replayssm.config import EVERY_BATCH, CudaGraphConfig, PoolConfig
 from trtllm_replayssm.dtypes import ActivationDtype
 from trtllm_replayssm.errors import ConfigError, EngineMismatchError
 from trtllm_replayssm.graph import ModelOutput
@@ -19,8 +21,10 @@ from trtllm_replayssm.runtime.session.network import Network
 from trtllm_replayssm.runtime.session.ranks import Ranks
 from trtllm_replayssm.runtime.session.step_context import StepContext
 from trtllm_replayssm.runtime.session.tensorrt_engines import PLUGIN_FLAVOUR, TensorRtEngines
+from trtllm_replayssm.runtime.session.tensorrt_kernels import KernelCache
 from trtllm_replayssm.runtime.session.tensorrt_ops import NativeStepOps
 from trtllm_replayssm.runtime.session.tensorrt_program import Engines, ProgramRunner
+from trtllm_replayssm.runtime.session.tensorrt_rows import rows_for
 from trtllm_replayssm.runtime.session.tensorrt_state import PluginState
 from trtllm_replayssm.runtime.session.tensorrt_weights import BundleWeights
 from trtllm_replayssm.runtime.session.torch_session import TorchSession
@@ -34,8 +38,11 @@ MAIN, MTP = "main", "mtp"
 class ProgramNetwork:
     """Implements `network.Network` by a bundle's programs."""
 
-    def __init__(self, programs: ProgramRunner) -> None:
+    def __init__(self, programs: ProgramRunner, engines: Engines, ranks: Ranks | None, device: torch.device) -> None:
+        """ranks: of the sessions that share the model, with tensors on `device`."""
         self._programs = programs
+        self._engines = engines
+        self._ranks, self._device = ranks, device
 
     def forward(self, ctx: StepContext, ids: Tensor) -> ModelOutput[Tensor]:
         """See `Network.forward`."""
@@ -44,6 +51,18 @@ class ProgramNetwork:
     def mtp_forward(self, ctx: StepContext, next_ids: Tensor, hidden: Tensor) -> ModelOutput[Tensor]:
         """See `Network.mtp_forward`."""
         return self._programs.run(MTP, ctx, next_ids, hidden)
+
+    def rows_for(self, slots: Sequence[int]) -> int:
+        """See `Network.rows_for`: slot b is row b of every step."""
+        return rows_for(slots)
+
+    def obstacle(self) -> str | None:
+        """See `Network.obstacle`. Ranks record together or not at all: their engines wait for each other."""
+        own = self._engines.obstacle()
+        if self._ranks is None:
+            return own
+        met = self._ranks.add_up(torch.tensor([own is not None], dtype=torch.float32, device=self._device))
+        return own if own is not None or not met.any() else "another rank cannot record its engines"
 
 
 class TensorRtSession(TorchSession):
@@ -54,10 +73,12 @@ class TensorRtSession(TorchSession):
     """
 
     def __init__(
-        self, manifest: Manifest, directory: Path, engines: Engines, pools: StatePools, ranks: Ranks | None = None
-    ) -> None:
+        self, manifest: Manifest, directory: Path, engines: Engines, pools: StatePools, ranks: Ranks | None = None, *,
+        cuda_graphs: CudaGraphConfig | None = EVERY_BATCH,
+    ) -> None:  # fmt: skip
         """directory: of the bundle, for what native operations read. engines: run the bundle's engine files.
-        ranks: the collectives of one of several sessions that share a model.
+        ranks: the collectives of one of several sessions that share a model. cuda_graphs: as `TorchSession`; where an
+        engine cannot be recorded, nothing is, and a warning says why.
 
         Raises EngineMismatchError when pools or rank are not those that the engines were built for.
         """
@@ -69,7 +90,7 @@ class TensorRtSession(TorchSession):
         bundle = BundleWeights(directory, pools.geometry, parallel)
         self._bundle, self._manifest, self._engines = bundle, manifest, engines
         weights = TorchWeights(cast(WeightSource, bundle), activation, pools.cursors.position.device, ranks=ranks)
-        super().__init__(weights, pools, cuda_graphs=None)  # programs move rows between slots with the host's help
+        super().__init__(weights, pools, cuda_graphs=cuda_graphs)
         for slot in range(pools.pool.slots):
             self._clear_caches(slot)
 
@@ -77,8 +98,11 @@ class TensorRtSession(TorchSession):
     def from_bundle(
         cls, directory: str | Path, *, slots: int | None = None, device: str = "cuda",
         plugin_library: str | Path | None = None, ranks: Ranks | None = None,
+        kernel_cache: str | Path | None = None, cuda_graphs: CudaGraphConfig | None = EVERY_BATCH,
     ) -> TensorRtSession:  # fmt: skip
-        """Check a bundle, or a rank's part of one, and load it; plugin_library: for engines with plugins.
+        """Check a bundle, or a rank's part of one, and load it; plugin_library: for engines with plugins. kernel_cache:
+        a file that `warm_up` leaves what tensorrt_rtx has compiled in, and that the bundle's next session on this GPU
+        starts from.
 
         Raises EngineMismatchError when bundle, rank, library and GPU do not fit.
         """
@@ -88,8 +112,14 @@ class TensorRtSession(TorchSession):
         check_files(path, manifest)
         pools = pools_of(manifest, slots, device)
         communicator = None if ranks is None or manifest.build.flavour != PLUGIN_FLAVOUR else ranks.communicator()
-        engines = TensorRtEngines(path, manifest, pools.cursors.position.device, plugin_library, communicator)
-        return cls(manifest, path, engines, pools, ranks)
+        kernels = KernelCache(None if kernel_cache is None else Path(kernel_cache))
+        engines = TensorRtEngines(path, manifest, pools.cursors.position.device, kernels, plugin_library, communicator)
+        return cls(manifest, path, engines, pools, ranks, cuda_graphs=cuda_graphs)
+
+    def warm_up(self) -> None:
+        """See `Session.warm_up`."""
+        super().warm_up()
+        self._engines.save_kernels()
 
     def free(self, slot: int) -> None:
         """See `Session.free`."""
@@ -102,7 +132,10 @@ class TensorRtSession(TorchSession):
             packed = self._bundle.packed_experts(self._manifest.programs.values())
             plugins = PluginState.of(self.pools, packed)
         ops = NativeStepOps(self.pools, self._state_ops, self._weights)
-        return ProgramNetwork(ProgramRunner(self._manifest, self._engines, ops, self.pools, plugins=plugins))
+        programs = ProgramRunner(
+            self._manifest, self._engines, ops, self.pools, recording=self._recording, plugins=plugins
+        )
+        return ProgramNetwork(programs, self._engines, self._weights.ranks, self.pools.cursors.position.device)
 
     def _clear_caches(self, slot: int) -> None:
         for kv in self.pools.kv.values():

@@ -21,10 +21,10 @@ from trtllm_replayssm.runtime.pools.poison import poison_dead_memory
 from trtllm_replayssm.runtime.pools.snapshot import RawArray, Snapshot, from_arrays
 from trtllm_replayssm.runtime.pools.state_pools import StatePools
 from trtllm_replayssm.runtime.session.base import DecodeRow, Logits, MtpRow, PrefillChunk, SlotCursors, SlotSnapshot
-from trtllm_replayssm.runtime.session.capture import GraphPool
+from trtllm_replayssm.runtime.session.capture import GraphPool, Recording
 from trtllm_replayssm.runtime.session.decode_steps import DecodeSteps
 from trtllm_replayssm.runtime.session.device import usable_device
-from trtllm_replayssm.runtime.session.graph_sizes import RecordedSizes, recorded_sizes
+from trtllm_replayssm.runtime.session.graph_sizes import recorded_sizes
 from trtllm_replayssm.runtime.session.integers import INT64, integers
 from trtllm_replayssm.runtime.session.logits_buffer import LogitsBuffer
 from trtllm_replayssm.runtime.session.mtp_head import MtpHead
@@ -43,9 +43,8 @@ from trtllm_replayssm.weights.shard import CheckpointShard
 
 
 class TorchSession:
-    """One replica on one device.
-
-    state_cache: "replay", or "conventional" (states read and written at every token, one snapshot per drafted token).
+    """One replica on one device. state_cache: "replay", or "conventional" (states read and written at every token, one
+    snapshot per drafted token).
     debug: poison everything dead and the rows of padded tokens with NaN in each step, and check the pools after it.
     """
 
@@ -59,12 +58,14 @@ class TorchSession:
         native = native_ops(pools)
         self._state_ops = StateOps(pools, native, native_prefill(pools, native))
         self._device, self._debug = pools.cursors.position.device, debug
-        self._model = StepModel(self._network(), pools, self._state_ops)
-        self.graphs = GraphPool(self._device, enabled=cuda_graphs is not None)
-        sizes = RecordedSizes()
-        if cuda_graphs is not None and self.graphs.records and waits_for_nothing(pools, native):
-            sizes = recorded_sizes(cuda_graphs, self.pool.slots)
-        self.recorded = sizes
+        self._recording = Recording()
+        network = self._network()
+        self.rows_for = network.rows_for  # slots -> rows that a static step over them needs
+        self._model = StepModel(network, pools, self._state_ops)
+        wanted = cuda_graphs is not None
+        self.graphs = GraphPool(self._device, enabled=wanted, recording=self._recording, obstacle=network.obstacle)
+        able = self.graphs.records and waits_for_nothing(pools, native)
+        self.recorded = sizes = recorded_sizes(cuda_graphs if able else None, self.pool.slots)
         longest = max(sizes.sizes, default=0) * self.replay.max_step_tokens
         logits = LogitsBuffer(longest, self.geometry.vocab, self._device)
         self._head = MtpHead(self._model, self.graphs, sizes, logits)
@@ -99,10 +100,9 @@ class TorchSession:
         self._head.warm_up()
 
     def static_step(self, batch: int, width: int, *, flushes: bool | None = None) -> StaticStep:
-        """A step of fixed shape over this session's pools, for work that is captured by `graphs`.
-
-        The session does not see its steps: whoever runs them keeps to the rules of `decode` and `commit`, and calls
-        `moved` before the session's own methods see the slots again.
+        """A step of fixed shape over this session's pools, for work that is captured by `graphs`; batch: `rows_for` its
+        slots or more. The session does not see its steps: whoever runs them keeps to the rules of `decode` and
+        `commit`, and calls `moved` before the session's own methods see the slots again.
         """
         return StaticStep(self._model, batch, width, flushes=flushes)
 

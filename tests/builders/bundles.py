@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -102,14 +102,25 @@ class EvaluatorEngines:
             for name, segment in traced.segments.items()
         }
 
-    def run(self, engine: str, profile: int, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> None:
-        results = self._evaluators[engine].run(inputs)
-        assert results.keys() == outputs.keys()
-        for name, out in outputs.items():
-            got = results[name]
-            assert (out.dtype, out.shape) == (got.dtype, got.shape), (name, out.dtype, out.shape, got.dtype, got.shape)
-            if out.data_ptr() != results[name].data_ptr():
-                out.copy_(results[name])
+    def bind(
+        self, engine: str, profile: int, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor], *, own: bool
+    ) -> Callable[[], None]:
+        def run() -> None:
+            results = self._evaluators[engine].run(inputs)
+            assert results.keys() == outputs.keys()
+            for name, out in outputs.items():
+                got = results[name]
+                assert (out.dtype, out.shape) == (got.dtype, got.shape), (name, out.shape, got.dtype, got.shape)
+                if out.data_ptr() != got.data_ptr():
+                    out.copy_(got)
+
+        return run
+
+    def obstacle(self) -> str | None:
+        return None
+
+    def save_kernels(self) -> None:
+        pass
 
 
 def manifest_of(traced: Traced) -> Manifest:

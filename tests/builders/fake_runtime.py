@@ -1,7 +1,7 @@
 """A stand-in for TensorRT's runtime on a CPU: takes addresses and shapes as the library does, evaluates the network.
 
 It refuses what the library would: a shape outside the profile, an input without shape, a binding without address, an
-engine file that nobody built. No test here.
+engine file that nobody built. It keeps a journal of what contexts are told and of what is enqueued. No test here.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,27 @@ import numpy as np
 import tensorrt_rtx
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
 
 from tests.builders.bundles import Traced, definition_of
 from tests.builders.evaluator import NetworkEvaluator
 from trtllm_replayssm.builders.profiles import shape_range
 from trtllm_replayssm.builders.segments import Segment
 from trtllm_replayssm.manifest import Manifest
+
+
+@dataclass(frozen=True)
+class Event:
+    """what: "tell" or "enqueue", of an engine's context; "run", of a native operation.
+
+    detail: a shape or address; all that the context knows; the operation's layer.
+    """
+
+    what: str
+    name: str
+    context: int
+    detail: object
+
 
 TORCH_TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int32": torch.int32}
 
@@ -34,11 +50,14 @@ class FakeTensorRt:
     ILogger = tensorrt_rtx.ILogger
     ExecutionContextAllocationStrategy = tensorrt_rtx.ExecutionContextAllocationStrategy
     DynamicShapesKernelSpecializationStrategy = tensorrt_rtx.DynamicShapesKernelSpecializationStrategy
+    CudaGraphStrategy = tensorrt_rtx.CudaGraphStrategy
 
     def __init__(self, bundle: Path, manifest: Manifest, traced: Traced, version: str | None = None) -> None:
         self.__version__ = version or manifest.build.tensorrt_version
         self.executed: list[tuple[str, int]] = []
-        self.told = 0  # shapes and addresses that contexts were given
+        self.journal: list[Event] = []
+        self.capturable = True  # what contexts answer
+        self.caches: list[FakeCache] = []
         self._engines = {}
         for name, segment in traced.segments.items():
             digest = hashlib.sha256((bundle / f"segments/{name}.engine").read_bytes()).digest()
@@ -52,17 +71,40 @@ class FakeTensorRt:
         return self._engines.get(hashlib.sha256(data).digest())
 
 
+class FakeCache:
+    """Of compiled kernels; takes only what it has written."""
+
+    CONTENT = b"kernels for this GPU"
+
+    def __init__(self) -> None:
+        self.loaded: bool | None = None
+
+    def deserialize(self, data: bytes) -> bool:
+        self.loaded = data == self.CONTENT
+        return self.loaded
+
+    def serialize(self) -> bytes:
+        return self.CONTENT
+
+
 class _Config:
     dynamic_shapes_kernel_specialization_strategy: Any = None
+    cuda_graph_strategy: Any = None
+    cache: FakeCache | None = None
+
+    def __init__(self, library: FakeTensorRt) -> None:
+        self._library = library
 
     def set_execution_context_allocation_strategy(self, strategy: Any) -> None:
         self.strategy = strategy
 
-    def create_runtime_cache(self) -> object:
-        return object()
+    def create_runtime_cache(self) -> FakeCache:
+        self._library.caches.append(FakeCache())
+        return self._library.caches[-1]
 
-    def set_runtime_cache(self, cache: object) -> bool:
-        return cache is not None
+    def set_runtime_cache(self, cache: FakeCache) -> bool:
+        self.cache = cache
+        return True
 
 
 class _Engine:
@@ -73,10 +115,14 @@ class _Engine:
         self.evaluator = NetworkEvaluator(tensorrt_rtx, definition_of(segment), segment.network.constants)
 
     def create_runtime_config(self) -> _Config:
-        return _Config()
+        return _Config(self.runtime)
 
     def create_execution_context(self, config: _Config) -> _Context:
         assert config.strategy == tensorrt_rtx.ExecutionContextAllocationStrategy.USER_MANAGED
+        specialisation = tensorrt_rtx.DynamicShapesKernelSpecializationStrategy
+        assert config.dynamic_shapes_kernel_specialization_strategy == specialisation.EAGER
+        assert config.cuda_graph_strategy == tensorrt_rtx.CudaGraphStrategy.DISABLED
+        assert config.cache is self.runtime.caches[-1]
         return _Context(self)
 
 
@@ -99,7 +145,7 @@ class _Context:
         self._scratch = address
 
     def set_input_shape(self, name: str, shape: tuple[int, ...]) -> bool:
-        self._engine.runtime.told += 1
+        self._note("tell", (name, shape))
         spec = next(s for s in self._engine.segment.inputs if s.name == name)
         profile = list(self._engine.manifest.profiles.values())[self._profile]
         least, _, most = shape_range(spec.dims, profile, self._engine.manifest.build.max_batch)
@@ -107,12 +153,26 @@ class _Context:
         return len(shape) == len(least) and all(a <= s <= b for a, s, b in zip(least, shape, most, strict=True))
 
     def set_tensor_address(self, name: str, address: int) -> bool:
-        self._engine.runtime.told += 1
+        self._note("tell", (name, address))
         self._addresses[name] = address
         return True
 
+    def is_stream_capturable(self, stream: int) -> bool:
+        return self._engine.runtime.capturable
+
     def execute_async_v3(self, stream: int) -> bool:
+        """What runs is the device's work: a mode that watches the host's does not see it."""
         assert self._profile >= 0 and self._scratch
+        self._note("enqueue", (*self._shapes.items(), *self._addresses.items()))
+        with disable_current_modes():
+            self._evaluate()
+        self._engine.runtime.executed.append((self._engine.name, self._profile))
+        return True
+
+    def _note(self, what: str, detail: object) -> None:
+        self._engine.runtime.journal.append(Event(what, self._engine.name, id(self), detail))
+
+    def _evaluate(self) -> None:
         segment = self._engine.segment
         inputs = {s.name: self._view(s.name, s.dtype, self._shapes[s.name]) for s in segment.inputs}
         for name, value in self._engine.evaluator.run(inputs).items():
@@ -120,8 +180,6 @@ class _Context:
             target = self._view(name, spec.dtype, tuple(value.shape))
             if target.data_ptr() != value.data_ptr():
                 target.copy_(value)
-        self._engine.runtime.executed.append((self._engine.name, self._profile))
-        return True
 
     def _view(self, name: str, dtype: str, shape: tuple[int, ...]) -> Tensor:
         """The memory at an address as a tensor."""

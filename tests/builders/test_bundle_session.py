@@ -29,6 +29,7 @@ from trtllm_replayssm.errors import ConfigError, EngineMismatchError
 from trtllm_replayssm.manifest import read_manifest
 from trtllm_replayssm.runtime.session.base import DecodeRow, PrefillChunk
 from trtllm_replayssm.runtime.session.tensorrt_engines import TensorRtEngines
+from trtllm_replayssm.runtime.session.tensorrt_kernels import KernelCache
 from trtllm_replayssm.runtime.session.tensorrt_session import TensorRtSession, pools_of
 from trtllm_replayssm.runtime.session.torch_session import TorchSession
 from trtllm_replayssm.weights.checkpoint import Checkpoint
@@ -82,7 +83,7 @@ def test_a_step_over_the_same_buffers_binds_nothing_again(bundle: tuple[str, Pat
     for width in (1, 1, 3, 3, 1):
         session.decode([DecodeRow(slot, [5] * width)])
         session.commit([1])
-        told.append(library.told)
+        told.append(sum(event.what == "tell" for event in library.journal))
     assert told[0] == told[1] < told[2] == told[3] == told[4]
 
 
@@ -121,7 +122,7 @@ def test_pools_of_other_settings_are_refused(bundle: tuple[str, Path], library: 
     path = bundle[1]
     manifest = read_manifest(path)
     other = replace(manifest, replay=replace(manifest.replay, window=manifest.replay.window + 1))
-    engines = TensorRtEngines(path, manifest, torch.device("cpu"))
+    engines = TensorRtEngines(path, manifest, torch.device("cpu"), KernelCache())
     with pytest.raises(EngineMismatchError, match=r"window: expected 8, got 9"):
         TensorRtSession(manifest, path, engines, pools_of(other, None, "cpu"))
 

@@ -141,6 +141,17 @@ def test_experts_of_a_rank_are_refused_as_plugins() -> None:
         trace_networks(CheckpointParameters(checkpoint), of_rank(1, FlavourName.TENSORRT))
 
 
+def test_ranks_record_together_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    both = thread_ranks(2)
+    with open_checkpoint("qwen-dense") as checkpoint:
+        ours = [rank_session(checkpoint, FlavourName.RTX, ranks, tmp_path / f"{i}") for i, ranks in enumerate(both)]
+    networks = [session._model.network for session in ours]
+    assert on_all(lambda rank: networks[rank].obstacle(), 2) == [None, None]
+    monkeypatch.setattr(ours[1]._engines, "obstacle", lambda: "an engine allocates")
+    answers = on_all(lambda rank: networks[rank].obstacle(), 2)
+    assert answers == ["another rank cannot record its engines", "an engine allocates"]
+
+
 def test_engines_of_another_rank_are_refused(tmp_path: Path) -> None:
     one, other = thread_ranks(2)
     with open_checkpoint("qwen-dense") as checkpoint:

@@ -35,6 +35,7 @@ from trtllm_replayssm.runtime.session import tensorrt_engines
 from trtllm_replayssm.runtime.session.base import DecodeRow, Session
 from trtllm_replayssm.runtime.session.ranks import ProcessRanks, Ranks
 from trtllm_replayssm.runtime.session.shared_session import SharedSession
+from trtllm_replayssm.runtime.session.tensorrt_kernels import KernelCache
 from trtllm_replayssm.runtime.session.torch_session import TorchSession
 from trtllm_replayssm.weights.checkpoint import Checkpoint
 from trtllm_replayssm.weights.tensor_parallel import TensorParallel
@@ -66,7 +67,7 @@ def rank_over_stand_in(parts: tuple[Path, ...], ranks: Ranks) -> Session:
     before = sys.modules["tensorrt_rtx"]
     sys.modules["tensorrt_rtx"] = stand_in(parts[ranks.parallel.rank], ranks.parallel)  # type: ignore[assignment]
     try:
-        return bundles.rank_bundle_session(parts, ranks, slots=4, device="cpu", plugin_library=None)
+        return bundles.rank_bundle_session(parts, ranks, slots=4, device="cpu", plugin_library=None, cuda_graphs=None)
     finally:
         sys.modules["tensorrt_rtx"] = before
 
@@ -156,14 +157,16 @@ def test_engines_with_collective_layers_are_given_the_communicator_once_a_contex
     monkeypatch.setattr(tensorrt_engines, "_library", lambda _: library(takes, given))
     manifest = read_manifest(bundle / "rank0")
     manifest = replace(manifest, build=replace(manifest.build, flavour="tensorrt"))
-    engines = tensorrt_engines.TensorRtEngines(bundle / "rank0", manifest, torch.device("cpu"), "x.so", "the capsule")
+    engines = tensorrt_engines.TensorRtEngines(
+        bundle / "rank0", manifest, torch.device("cpu"), KernelCache(), "x.so", "the capsule"
+    )
     if not takes:
         with pytest.raises(DeviceError, match="a communicator it takes"):
-            engines.run("segments/000.engine", 0, {}, {})
+            engines.bind("segments/000.engine", 0, {}, {}, own=False)
         return
-    for profile in (0, 1, 0):
-        engines.run("segments/000.engine", profile, {}, {})
-    assert given == ["the capsule"] * 2
+    for profile, own in ((0, False), (1, False), (0, False), (1, True)):
+        engines.bind("segments/000.engine", profile, {}, {}, own=own)()
+    assert given == ["the capsule"] * 3
 
 
 def test_ranks_without_nccl_have_no_communicator(session: SharedSession) -> None:

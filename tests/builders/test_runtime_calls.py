@@ -14,7 +14,8 @@ import tensorrt_rtx
 
 from tests.builders.recorded_tensorrt import SIGNATURES
 
-SOURCE = Path(__file__).resolve().parents[2] / "runtime" / "session" / "tensorrt_engines.py"
+SESSION = Path(__file__).resolve().parents[2] / "runtime" / "session"
+SOURCES = [SESSION / "tensorrt_engines.py", SESSION / "tensorrt_kernels.py"]
 # member -> class, of everything that is called or read on an object of the library there
 SHARED = {
     "deserialize_cuda_engine": "Runtime", "device_memory_size_v2": "ICudaEngine",
@@ -26,22 +27,25 @@ SHARED = {
 RTX_ONLY = {
     "create_runtime_config": "ICudaEngine", "set_execution_context_allocation_strategy": "IRuntimeConfig",
     "dynamic_shapes_kernel_specialization_strategy": "IRuntimeConfig", "create_runtime_cache": "IRuntimeConfig",
-    "set_runtime_cache": "IRuntimeConfig",
+    "set_runtime_cache": "IRuntimeConfig", "cuda_graph_strategy": "IRuntimeConfig",
+    "is_stream_capturable": "IExecutionContext", "serialize": "IRuntimeCache", "deserialize": "IRuntimeCache",
 }  # fmt: skip
 PLUGINS_ONLY = {"load_library": "IPluginRegistry"}
 OURS_OR_TORCH = {
     "run", "programs", "values", "steps", "engine", "build", "flavour", "tensorrt_version", "cuda", "current_stream",
     "cuda_stream", "items", "shape", "is_contiguous", "stride", "data_ptr", "numel", "empty", "uint8", "read_bytes",
-    "name", "append", "device", "type", "context", "shapes", "addresses", "profile", "get", "set_shape", "set_address",
-    "Size", "__init__", "__name__", "__version__", "replace",
+    "name", "append", "device", "type", "context", "shapes", "addresses", "profile", "get", "tell", "give_to", "save",
+    "Size", "__init__", "__name__", "__version__", "replace", "getLogger", "warning", "is_file", "with_name", "getpid",
+    "write_bytes",
 }  # fmt: skip
 
 
 def test_the_lists_above_are_all_that_the_session_uses() -> None:
-    attributes = {node.attr for node in ast.walk(ast.parse(SOURCE.read_text())) if isinstance(node, ast.Attribute)}
+    nodes = [node for source in SOURCES for node in ast.walk(ast.parse(source.read_text()))]
+    attributes = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
     names = {n for n in attributes if not n.startswith("_") or n.startswith("__")} - OURS_OR_TORCH
     modules = {"Runtime", "ILogger", "ExecutionContextAllocationStrategy", "USER_MANAGED", "get_plugin_registry",
-               "DynamicShapesKernelSpecializationStrategy", "EAGER"}  # fmt: skip
+               "DynamicShapesKernelSpecializationStrategy", "EAGER", "CudaGraphStrategy", "DISABLED"}  # fmt: skip
     assert names == SHARED.keys() | RTX_ONLY.keys() | PLUGINS_ONLY.keys() | modules
 
 
@@ -50,6 +54,7 @@ def test_rtx_has_them() -> None:
         assert hasattr(getattr(tensorrt_rtx, owner), member), (owner, member)
     assert tensorrt_rtx.DynamicShapesKernelSpecializationStrategy.EAGER
     assert tensorrt_rtx.ExecutionContextAllocationStrategy.USER_MANAGED
+    assert tensorrt_rtx.CudaGraphStrategy.DISABLED
 
 
 def test_the_recorded_full_bindings_have_them() -> None:

@@ -1,0 +1,37 @@
+"""What tensorrt_rtx has compiled on this GPU: shared by a session's engines, kept in a file between processes."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+_LOG = logging.getLogger(__name__)
+
+
+class KernelCache:
+    """One cache of the library, made with the first runtime configuration that it is given to.
+
+    path: the file to start from and to leave what was compiled in; None: only in memory.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._path = path
+        self._cache: Any = None
+
+    def give_to(self, config: Any) -> None:
+        """Let a runtime configuration of any engine use it. A file of another GPU, driver or version is passed over."""
+        if self._cache is None:
+            self._cache = config.create_runtime_cache()
+            if self._path is not None and self._path.is_file() and not self._cache.deserialize(self._path.read_bytes()):
+                _LOG.warning("%s is of another GPU, driver or version: kernels are compiled again", self._path)
+        config.set_runtime_cache(self._cache)
+
+    def save(self) -> None:
+        """Write the file, as a whole or not at all."""
+        if self._path is None or self._cache is None:
+            return
+        beside = self._path.with_name(f"{self._path.name}.{os.getpid()}.part")
+        beside.write_bytes(bytes(self._cache.serialize()))
+        os.replace(beside, self._path)
