@@ -4,7 +4,6 @@ in bfloat16 (O3), zeros where tokens do not exist, and no wait for the device.
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +11,8 @@ import pytest
 from tests.native import harness
 from tests.paths import ROOT
 from tests.tolerance import FACTOR
+from trtllm_replayssm.config import PoolConfig, ReplayConfig
+from trtllm_replayssm.dtypes import ActivationDtype
 from trtllm_replayssm.models import nemotron_h, qwen3_5
 from trtllm_replayssm.shapes import Family
 from trtllm_replayssm.weights.checkpoint import Checkpoint
@@ -22,12 +23,17 @@ if harness.unavailable() is None:
     import torch
 
     from trtllm_replayssm.ops.layer_state import StepRows
+    from trtllm_replayssm.ops.native import NativeOps
+    from trtllm_replayssm.ops.native_library import load_library
+    from trtllm_replayssm.runtime.pools.state_pools import StatePools
     from trtllm_replayssm.runtime.session.step_context import Phase, StepContext
     from trtllm_replayssm.runtime.session.torch_graph import TorchGraph
+    from trtllm_replayssm.runtime.session.torch_state_ops import StateOps
     from trtllm_replayssm.runtime.session.torch_weights import TorchWeights
 
 CHECKPOINTS = ROOT / "tests" / "checkpoints"
 MODELS = ("nemotron-moe", "nemotron-moe-groups", "qwen-moe")
+POOL = PoolConfig(slots=5, max_seq_len=16, activation=ActivationDtype.BFLOAT16)  # no layer of experts reads one
 SLOTS, TOKENS = (2, -1, 0, 1, 4), (3, 3, 1, 0, 2)
 
 
@@ -49,8 +55,9 @@ class Layer:
         slot, count = (torch.tensor(values, dtype=torch.int32, device=device) for values in (SLOTS, TOKENS))
         start, last = torch.zeros(len(SLOTS), dtype=torch.int64, device=device), torch.ones_like(slot).bool()
         context = StepContext(Phase.DECODE, StepRows(slot, count), start, max(TOKENS), last)
-        operations: Any = SimpleNamespace(native=object() if native else None)
-        self.graph = TorchGraph(self.weights, operations, context)
+        pools = StatePools.allocate(self.checkpoint.geometry, ReplayConfig(), POOL, conventional=False, device=device)
+        kernels = NativeOps(load_library(harness.LIBRARY), device) if native else None
+        self.graph = TorchGraph(self.weights, StateOps(pools, kernels), context)
 
     def run(self, x: Any) -> Any:
         shape = self.checkpoint.geometry.moe
