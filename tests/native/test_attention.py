@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(harness.unavailable() is not N
 if harness.unavailable() is None:
     import torch
 
-    from tests.native.windows import HALF_STEP
+    from trtllm_replayssm.bench.rounding import TYPES, step
     from trtllm_replayssm.ops import native_layers
     from trtllm_replayssm.ops.native_layers import HeadNorms, Rotation
 
@@ -29,6 +29,11 @@ NAN = float("nan")
 @pytest.fixture(autouse=True)
 def library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REPLAYSSM_NATIVE_LIBRARY", str(harness.LIBRARY))
+
+
+def rounded(exact: Any, noise: Any, act: str) -> Any:
+    """Half a step of the type at each value that the noise may lead to, and the noise."""
+    return 0.5 * step(exact.abs() + noise, TYPES[getattr(torch, act)]) + noise
 
 
 @dataclass(frozen=True)
@@ -105,7 +110,7 @@ class Problem:
             exact = self.expected(row, self.q, torch.float64)
             plain = self.expected(row, self.q, self.q.dtype).double()
             error = (out[row, :n].double() - exact).abs()
-            bound = 2 * (plain - exact).abs().max() + 1.01 * HALF_STEP[self.act] * exact.abs()
+            bound = rounded(exact, 2 * (plain - exact).abs().max(), self.act)
             assert (error <= bound).all(), f"row {row}: {error.max()} beyond {bound.max()}"
 
 
@@ -194,7 +199,7 @@ def test_heads_are_normalised_turned_and_written(size: int, rotary: int, act: st
         for got, x, weight in ((q[row, :n], problem.q, q_weight), (stored["keys"], problem.k, k_weight)):
             expected = prepared(x[row, :n], weight, positions)
             # the table's float32 angles and a few float32 steps, of numbers up to the head's largest
-            slack = 1.01 * HALF_STEP[act] * expected.abs() + 1e-6 * expected.abs().max()
+            slack = rounded(expected, 1e-6 * expected.abs().max(), act)
             assert ((got.double() - expected).abs() <= slack).all()
         assert torch.equal(stored["values"], problem.v[row, :n])
 

@@ -1,7 +1,7 @@
 """The native conventional step against the recurrence in float64: outputs, every snapshot, padding and foreign slots.
 
 Oracle: spec/ssm.py on the same inputs. The state stays in float32, so the bound on it is some float32 steps a token of
-the head's largest value (a TF32 or BF16 operand is off by 2^-11 or 2^-9); outputs add one rounding of their type.
+the head's largest value (a TF32 or BF16 operand is off by 2^-11 or 2^-9); outputs keep to bench/rounding.py.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 
 from tests.native import harness
+from tests.native.twin import output_bound_of
+from trtllm_replayssm.bench.rounding import STEP_OPERANDS
 from trtllm_replayssm.errors import ContractError, UnsupportedError
 from trtllm_replayssm.ops import _abi
 from trtllm_replayssm.shapes import SsmKind, SsmShape
@@ -20,7 +22,6 @@ from trtllm_replayssm.spec import ssm
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(harness.unavailable() is not None, reason=str(harness.unavailable()))]
 
 STATE_BOUND = 1e-6  # of the head's largest value, a token
-OUTPUT_STEP = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
 SHAPES = [
     pytest.param(harness.ssm_shape(SsmKind.MAMBA2, 12, 2, 80, 128), id="mamba2-80"),
     pytest.param(harness.ssm_shape(SsmKind.MAMBA2, 8, 2, 64, 128), id="mamba2-64"),
@@ -91,6 +92,16 @@ class Problem:
         out, new = ssm.mamba2_step(self.shape, state, host["value"], host["k"], host["q"], host["dt"], rate)
         return out + self.rows["skip"].double().numpy()[:, None] * host["value"], new
 
+    def magnitude(self, before: Any, after: Any, row: int, token: int) -> Any:
+        """[H, P]: the sum of the magnitudes of an output's terms, those of the new state taken apart."""
+        host = {name: t[row, token].double().numpy() for name, t in self.rows.items() if name not in ("a", "skip")}
+        gdn = self.shape.kind is SsmKind.GDN
+        decayed = np.exp(host["log_decay"] if gdn else host["dt"] * self.a)[:, None, None] * before
+        query = ssm.to_heads(self.shape, host["q"] * ssm.l2_norm_factor(host["q"])[:, None] if gdn else host["q"])
+        query = query / np.sqrt(self.shape.state_dim) if gdn else query
+        read = np.einsum("hpn,hn->hp", np.abs(decayed) + np.abs(after - decayed), np.abs(query))
+        return read if gdn else read + np.abs(self.rows["skip"].double().numpy()[:, None] * host["value"])
+
     def check(self) -> None:
         got_states = self.state.cpu().numpy().reshape(self.states.shape)
         expected_states = self.states.copy()
@@ -103,9 +114,10 @@ class Problem:
             entry = int(self.entry[slot])
             state = self.states[slot, entry].astype(np.float64)
             for token in range(live):
+                before = state
                 expected, state = self.step(state, row, token)
-                scale = np.abs(expected).max(axis=-1, keepdims=True)
-                bound = OUTPUT_STEP[self.act] * np.abs(expected) + 2e-5 * scale + 1e-6
+                sizes = self.magnitude(before, state, row, token)
+                bound = output_bound_of(self.act, expected, sizes, STEP_OPERANDS)
                 assert (np.abs(outputs[row, token] - expected) <= bound).all(), (row, token)
                 entry = (entry + 1) % self.states.shape[1]
                 error = np.abs(got_states[slot, entry] - state).max(axis=(1, 2))

@@ -1,18 +1,20 @@
 """A pool on the device and the float64 specification beside it, driven by the same steps and compared after each.
 
-Oracle: spec/replay.py. Outputs may differ by one rounding of the activation type plus the float32 arithmetic;
-checkpoints by 2e-6 of the head's largest value and fold. A GDN correction is compared with the float64 one that follows
+Oracle: spec/replay.py. Outputs keep to the bound of bench/rounding.py, for the least loss that float32 is granted;
+checkpoints to 2e-6 of the head's largest value and fold. A GDN correction is compared with the float64 one that follows
 from the same earlier corrections, before its rounding: a value on the other side of a float16 border would otherwise
 change the later tokens of its step.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from tests.native import harness
+from trtllm_replayssm.bench.rounding import STEP_OPERANDS, TYPES, output_bound
 from trtllm_replayssm.config import ReplayConfig
 from trtllm_replayssm.dtypes import FP16_MAX
 from trtllm_replayssm.ops import _abi
@@ -23,7 +25,6 @@ from trtllm_replayssm.spec.replay import Record, ReplayLayer, StepInputs, read_o
 from trtllm_replayssm.spec.ssm import to_heads
 
 CHECKPOINT_BOUND = 2e-6  # of the head's largest value: float32 fold; a TF32 or BF16 operand gives 4e-4 and more
-OUTPUT_BOUND = {"bfloat16": 2.0**-8, "float16": 2.0**-11}  # one rounding of the output
 HALF_STEP = 2.0**-11  # half a step of float16, relative: the rounding of a correction
 # A correction is a difference of numbers as large as the head's largest one; its float32 error is relative to those.
 # A BF16 or TF32 operand in place of the split state would be off by 2^-9 or 2^-11.
@@ -36,10 +37,26 @@ def torch_module() -> Any:
     return torch
 
 
+def output_bound_of(act: str, exact: Any, magnitude: Any, share: float) -> Any:
+    """`bench.rounding.output_bound` of numpy arrays."""
+    torch = torch_module()
+    tensors = (torch.from_numpy(np.array(array, np.float64)) for array in (exact, magnitude))
+    return output_bound(*tensors, TYPES[getattr(torch, act)], share).numpy()
+
+
 class FollowingLayer(ReplayLayer):
     """The specification, going on from the corrections the device made, after checking each."""
 
     given: list[Any]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.magnitudes: list[Any] = []  # [H, P] of each output since it was emptied: the sum of its terms' magnitudes
+
+    def _output(self, source: Any, records: list[Record], q: Any) -> Any:
+        sizes = [replace(r, key=np.abs(r.key), value=np.abs(r.value)) for r in records]
+        self.magnitudes.append(super()._output(np.abs(source), sizes, np.abs(q)))
+        return super()._output(source, records, q)
 
     def _correction(self, source: Any, records: list[Record], record: Record) -> Any:
         assert record.v is not None and record.beta is not None
@@ -126,7 +143,7 @@ class Twin:
             live = count if slot >= 0 else 0
             assert (got[live:] == 0).all(), "tokens beyond num_tokens are zero"
             if live:
-                self.check_output(got[:live], self.expected(host, row, slot, live))
+                self.check_output(got[:live], *self.expected(host, row, slot, live))
         if states:
             self.check_untouched(before, slots, counts)
         taken = torch.tensor(accepted, dtype=torch.int32, device="cuda")
@@ -137,24 +154,28 @@ class Twin:
         if states:
             self.check_state()
 
-    def expected(self, host: dict[str, Any], row: int, slot: int, count: int) -> Any:
+    def expected(self, host: dict[str, Any], row: int, slot: int, count: int) -> tuple[Any, Any]:
+        """Outputs [n, H, P] and the sums of the magnitudes of their terms."""
         x = host["value"][row, :count]
+        layer = self.layers[slot]
+        layer.magnitudes = []
         k, q = host["k"][row, :count], host["q"][row, :count]
         if self.gdn:
             cursors = self.cursors[slot]
             new = [cursors.row(self.config, cursors.h + t) for t in range(count)]
-            self.layers[slot].given = [self.ring("ring_value", slot, r) for r in new]
+            layer.given = [self.ring("ring_value", slot, r) for r in new]
             inputs = StepInputs(
                 k=k, q=q, value=x, log_decay=host["log_decay"][row, :count], beta=host["beta"][row, :count]
             )
-            return self.layers[slot].step(self.cursors[slot], inputs)
+            return layer.step(self.cursors[slot], inputs), np.array(layer.magnitudes)
         dt = host["dt"][row, :count]
         log_decay = (dt.astype(np.float32) * self.a).astype(np.float64)
         inputs = StepInputs(k=k, q=q, value=x, log_decay=log_decay, dt=dt)
-        return self.layers[slot].step(self.cursors[slot], inputs) + self.skip[:, None] * x
+        out, skip = layer.step(self.cursors[slot], inputs), self.skip[:, None] * x
+        return out + skip, np.array(layer.magnitudes) + np.abs(skip)
 
-    def check_output(self, got: Any, expected: Any) -> None:
-        bound = OUTPUT_BOUND[self.act] * np.abs(expected) + 1e-5 * np.abs(expected).max(axis=-1, keepdims=True) + 1e-5
+    def check_output(self, got: Any, expected: Any, magnitude: Any) -> None:
+        bound = output_bound_of(self.act, expected, magnitude, STEP_OPERANDS)
         worst = np.unravel_index(np.argmax(np.abs(got - expected) / bound), got.shape)
         assert np.isfinite(got).all(), "no poison in an output"
         assert (np.abs(got - expected) <= bound).all(), (worst, got[worst], expected[worst])

@@ -13,18 +13,19 @@ import numpy as np
 import torch
 
 from tests.native import harness
+from trtllm_replayssm.bench.rounding import TYPES, output_bound
 from trtllm_replayssm.ops import _abi
 from trtllm_replayssm.spec.conv1d import conv_step
 
-HALF_STEP = {"bfloat16": 2.0**-8, "float16": 2.0**-11}  # one rounding to nearest, relative (with 1 % for ties)
-ARITHMETIC = 2.0**-20  # float32 sums of up to nine terms, and SiLU by the fast exponential
-SMALLEST = 2.0**-25  # half a subnormal step of float16
+# What float32 loses of sums of up to nine terms and of SiLU by the fast exponential, in units of the terms' magnitudes.
+ARITHMETIC = 2.0**-21
 CANARY = 77.0
 
 
 def rounding_bound(expected: Any, act: str, magnitude: Any) -> Any:
     """How far an output may be from the float64 value."""
-    return 1.01 * HALF_STEP[act] * np.abs(expected) + ARITHMETIC * magnitude + SMALLEST
+    exact, sizes = (torch.from_numpy(np.array(array, np.float64)) for array in (expected, magnitude))
+    return output_bound(exact, sizes, TYPES[getattr(torch, act)], ARITHMETIC).numpy()
 
 
 class Windows:
