@@ -90,7 +90,7 @@ def read_manifest(directory: Path) -> Manifest:
     """Read it. Raises EngineMismatchError naming the first key that does not fit."""
     try:
         value = json.loads((directory / MANIFEST).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise _mismatch(str(directory / MANIFEST), "a readable manifest", str(error)[:200]) from None
     found = value.get("format_version") if isinstance(value, dict) else None
     if found != FORMAT_VERSION:

@@ -58,7 +58,7 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
 
     try:
         values = yaml.load(Path(path).read_text(encoding="utf-8"), Once)
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date that does not exist, bytes that are no UTF-8
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: no such date, bytes that are no UTF-8
         raise ConfigError("serve", str(path), expected="YAML", got=" ".join(str(error).split())) from error
     if values is None:
         return {}

@@ -152,7 +152,7 @@ def test_an_anchor_may_be_merged(tmp_path: Path) -> None:
     assert read_yaml(tmp_path / "anchor.yaml") == {"a": {"x": 1}, "b": {"x": 2}}
 
 
-@pytest.mark.parametrize("text", ["- 1", "3: x", "a: [", "\x00"])
+@pytest.mark.parametrize("text", ["- 1", "3: x", "a: [", "\x00", "a: " + "[" * 5000])
 def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "bad.yaml").write_text(text)
     with pytest.raises(ConfigError, match=r"bad\.yaml"):

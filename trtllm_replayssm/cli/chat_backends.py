@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
+from trtllm_replayssm.checks import shown
 from trtllm_replayssm.errors import ConfigError, RequestError
 
 Messages = Sequence[Mapping[str, str]]
@@ -68,7 +69,7 @@ class RemoteBackend:
         connection, response = self._open("GET", "/v1/models")
         try:
             return str(json.loads(response.read())["data"][0]["id"])
-        except (ValueError, LookupError, TypeError) as error:
+        except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError, RecursionError) as error:
             raise RequestError("chat", "/v1/models", expected="a list of models", got=str(error)) from error
         finally:
             connection.close()
@@ -79,14 +80,15 @@ class RemoteBackend:
         connection, response = self._open("POST", "/v1/chat/completions", body)
         try:
             for raw in response:
-                line = raw.decode("utf-8").strip()
-                if not line.startswith("data: ") or line == "data: [DONE]":
-                    continue
-                chunk = json.loads(line.removeprefix("data: "))
-                if "error" in chunk:
-                    raise RequestError("chat", "answer", expected="text", got=chunk["error"].get("message"))
-                for choice in chunk["choices"]:
-                    yield choice["delta"].get("content") or ""
+                line = raw.strip()
+                if line == b"data: [DONE]":
+                    return
+                if line.startswith(b"data: "):
+                    yield from _pieces(line.removeprefix(b"data: "))
+            raise RequestError("chat", "answer", expected="an answer to its end", got="a connection that was closed")
+        except (OSError, http.client.HTTPException) as error:
+            got = f"{type(error).__name__}: {error}"
+            raise RequestError("chat", "answer", expected="an answer to its end", got=got) from error
         finally:
             connection.close()
 
@@ -126,6 +128,18 @@ class LocalBackend:
                 yield output.outputs[0].text_diff
         finally:
             handle.abort()
+
+
+def _pieces(event: bytes) -> list[str]:
+    """The text of one event. Raises RequestError for an error and for what is no event."""
+    try:
+        chunk = json.loads(event)
+        if "error" not in chunk:
+            return [str(choice["delta"].get("content") or "") for choice in chunk["choices"]]
+        message = chunk["error"].get("message")
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise RequestError("chat", "answer", expected="events of a chat completion", got=shown(event)) from error
+    raise RequestError("chat", "answer", expected="text", got=message)
 
 
 def _message(text: str) -> str:
