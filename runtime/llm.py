@@ -249,10 +249,10 @@ def _plain(prompt: Prompt) -> str | Sequence[int]:
     """Text or token ids of a prompt that may be given as TensorRT-LLM's dictionaries."""
     if not isinstance(prompt, Mapping):
         return prompt
-    for key, kind in (("prompt_token_ids", Sequence), ("prompt", str)):
-        value = prompt.get(key)
-        if value is not None and len(prompt) == 1 and isinstance(value, kind):
-            return value
+    if len(prompt) == 1:
+        ((key, value),) = prompt.items()
+        if (key == "prompt") is isinstance(value, str) and key in ("prompt", "prompt_token_ids"):
+            return value  # type: ignore[return-value]  # ids of any library; the engine checks each
     raise RequestError(
         "generate",
         "inputs",

@@ -55,6 +55,18 @@ def test_the_public_interface_refuses_them_too(prompt: Any) -> None:
 def test_integers_of_any_library_are_ids(prompt: Any) -> None:
     request = bench().engine.make_request(prompt, SamplingParams())
     assert request.prompt_ids == (1, 2, 3) and {type(i) for i in request.prompt_ids} == {int}
+    with LLM.from_engine(bench().engine) as llm:
+        named = llm.generate_async({"prompt_token_ids": prompt}, SamplingParams(max_tokens=1))
+        assert named.prompt_token_ids == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    "prompt", [{"prompt_token_ids": "ab"}, {"prompt": [1]}, {"prompt": "a", "prompt_token_ids": [1]}, {}, {"text": "a"}]
+)
+def test_a_dictionary_holds_one_prompt_under_its_name(prompt: Any) -> None:
+    machine = bench(tokenizer=PieceTokenizer([b"a", b"b"]))
+    with LLM.from_engine(machine.engine) as llm, pytest.raises(RequestError, match="inputs"):
+        llm.generate_async(prompt)
 
 
 @pytest.mark.parametrize("name", ["stop_token_ids", "logit_bias", "end_id"])
