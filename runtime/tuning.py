@@ -14,9 +14,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from trtllm_replayssm.config import ReplayConfig
+from trtllm_replayssm.checks import require_positive
+from trtllm_replayssm.config import MAX_WINDOW, ReplayConfig
 from trtllm_replayssm.errors import ConfigError
-from trtllm_replayssm.launches import TunedLaunch, UpdateLaunch
+from trtllm_replayssm.launches import LARGEST, TunedLaunch, UpdateLaunch
 from trtllm_replayssm.shapes import SsmShape
 
 VARIABLE = "REPLAYSSM_TUNE"
@@ -43,10 +44,11 @@ def read_tune_file(path: Path) -> dict[str, list[dict[str, Any]]]:
         version, entries = data["version"], data["entries"]
         known = version == VERSION
         for entry in (e for found in entries.values() for e in found if known):
-            known = isinstance(entry["window"], int) and isinstance(entry["batch"], int)
+            require_positive("tune", "window", entry["window"], most=MAX_WINDOW)
+            require_positive("tune", "batch", entry["batch"], most=LARGEST)
             if entry["launch"] is not None:
                 UpdateLaunch.of_entry(entry["launch"])
-    except (ValueError, KeyError, TypeError, AttributeError, ConfigError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, ConfigError):
         known = False
     if not known:
         got = f"version {version}" if isinstance(version, int) and version != VERSION else "another file"

@@ -10,6 +10,8 @@ from typing import Any
 from trtllm_replayssm.checks import require_positive, require_type
 from trtllm_replayssm.errors import ConfigError
 
+LARGEST = (1 << 31) - 1  # the library's numbers are int32
+
 
 class UpdateKernel(IntEnum):
     """RSSM_UPDATE_PLAIN and the others of update.h."""
@@ -37,7 +39,7 @@ class UpdateLaunch:
     def __post_init__(self) -> None:
         require_type("UpdateLaunch", "kernel", self.kernel, UpdateKernel)
         for name, value in self._given().items():
-            require_positive("UpdateLaunch", name, value)
+            require_positive("UpdateLaunch", name, value, most=LARGEST)
 
     @property
     def numbers(self) -> list[int]:
@@ -53,9 +55,11 @@ class UpdateLaunch:
         """What `entry` wrote. Raises ConfigError for anything else."""
         names = {kernel.name.lower(): kernel for kernel in UpdateKernel}
         known = {field.name for field in fields(UpdateLaunch)}
-        if not isinstance(entry, Mapping) or entry.get("kernel") not in names or not set(entry) <= known:
+        given = entry if isinstance(entry, Mapping) and set(entry) <= known else {}
+        kernel = given.get("kernel")
+        if not isinstance(kernel, str) or kernel not in names:
             raise ConfigError("UpdateLaunch", "entry", expected=f"kernel ({', '.join(names)}) and numbers", got=entry)
-        return UpdateLaunch(**{**entry, "kernel": names[entry["kernel"]]})
+        return UpdateLaunch(**{**given, "kernel": names[kernel]})
 
     def __str__(self) -> str:
         return " ".join([self.kernel.name.lower(), *(f"{name} {value}" for name, value in self._given().items())])
@@ -96,6 +100,6 @@ class TunedLaunch:
     launch: UpdateLaunch
 
     def __post_init__(self) -> None:
-        require_positive("TunedLaunch", "rows", self.rows)
-        require_positive("TunedLaunch", "tokens", self.tokens)
+        require_positive("TunedLaunch", "rows", self.rows, most=LARGEST)
+        require_positive("TunedLaunch", "tokens", self.tokens, most=LARGEST)
         require_type("TunedLaunch", "launch", self.launch, UpdateLaunch)

@@ -117,7 +117,63 @@ def test_the_closest_batch_counts_and_a_foreign_file_is_refused(
         ('{"version": 2, "entries": {"a": [{"window": "12", "batch": 1, "launch": null}]}}', "another file"),
         ('{"version": 2, "entries": {"a": [{"window": 9, "batch": 1, "launch": {"kernel": "x"}}]}}', "another file"),
         ("[]", "another file"),
+        ("[" * 100_000, "another file"),
     ):
         file.write_text(text)
         with pytest.raises(ConfigError, match=f"version 2, got {got}.*run trtllm-replayssm tune again"):
             read_tune_file(file)
+
+
+@pytest.mark.parametrize("batch", [0, -1, False, True, 1 << 31])
+@pytest.mark.parametrize("field", ["batch", "window"])
+def test_entries_that_no_engine_can_follow_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, field: str, batch: int
+) -> None:
+    file, config = tmp_path / "tune.json", ReplayConfig()
+    entry = {"batch": 8, "window": 12, "launch": None, field: batch}
+    file.write_text(json.dumps({"version": 2, "entries": {tune_key(SHAPE, config, "cpu"): [entry]}}))
+    monkeypatch.setenv(VARIABLE, str(file))
+    with pytest.raises(ConfigError, match="got another file"):
+        with_tuned(config, SHAPE, "cpu", 8)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[1]", "3", '{"meta": 1, "rows": 3}', "\udcff", "[" * 100_000, '{"gpu": "cpu", "what": "update"}',
+        '{"gpu": "cpu", "what": "update", "shape": "x", "B": 0, "T": 1, "L": 16, "by_h": {"0": 1.0}}',
+        '{"gpu": "cpu", "what": "update", "shape": "x", "B": 8, "T": 1, "L": 16, "by_h": {"0": NaN}}',
+        '{"gpu": "cpu", "what": "update", "shape": "x", "B": 8, "T": 1, "L": 16, "by_h": {"x": 1.0}}',
+    ],
+)  # fmt: skip
+def test_results_that_are_none_end_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    results, file = tmp_path / "results.json", tmp_path / "t.json"
+    results.write_bytes(text.encode(errors="surrogateescape"))
+    arguments = ["tune", str(CHECKPOINTS / "nemotron-dense"), "--file", str(file)]
+    assert main([*arguments, "--results", str(results)]) == 1
+    assert "--results" in capsys.readouterr().err and not file.exists()
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [["--accepted", "nan"], ["--accepted", "inf"], ["--accepted", "5"], ["--batch", "0"], ["--batch", "9" * 20]],
+)
+def test_what_cannot_be_measured_is_not_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str]
+) -> None:
+    file = tmp_path / "t.json"
+    arguments = ["tune", str(CHECKPOINTS / "nemotron-dense"), "--step-tokens", "4", "--keep-window"]
+    assert main([*arguments, *flags, "--file", str(file)]) == 1
+    assert flags[0] in capsys.readouterr().err and not file.exists()
+
+
+def test_a_file_that_cannot_be_added_to_is_refused_before_anything_is_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "t.json"
+    file.write_text('{"version": 1, "entries": {}}')
+    arguments = ["tune", "nemotron-3-super-120b-a12b-nvfp4", "--measure", "--file", str(file)]
+    assert main(arguments) == 1, "without a GPU measuring ends in another error"
+    assert "got version 1" in capsys.readouterr().err

@@ -157,9 +157,13 @@ def test_a_launch_survives_the_file_and_serves_its_batch_at_its_window(
 def test_launches_are_checked_where_they_are_made() -> None:
     with pytest.raises(ConfigError, match="run_heads"):
         UpdateLaunch(kernel=STREAMED, run_heads=-1)
+    with pytest.raises(ConfigError, match="multiprocessors"):
+        UpdateLaunch(kernel=STREAMED, multiprocessors=(1 << 32) + 4)  # 4 to a library whose numbers are int32
+    with pytest.raises(ConfigError, match="rows"):
+        TunedLaunch(rows=1 << 31, tokens=1, launch=RUNS)
     with pytest.raises(ConfigError, match="kernel"):
         UpdateLaunch(kernel=3)  # type: ignore[arg-type]
-    for entry in ({}, {"kernel": "fast"}, {"kernel": "direct", "speed": 3}, None, [1]):
+    for entry in ({}, {"kernel": ["direct"]}, {"kernel": "fast"}, {"kernel": "direct", "speed": 3}, None, [1]):
         with pytest.raises(ConfigError, match="kernel"):
             UpdateLaunch.of_entry(entry)
     assert UpdateLaunch.of_entry(RUNS.entry()) == RUNS and RUNS.numbers == [3, 0, 8, 2, 0, 0]

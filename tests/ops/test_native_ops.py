@@ -174,6 +174,15 @@ def test_a_launch_that_the_library_refuses_is_named_when_the_session_is_made() -
         ops.require_launches(state, cursors, torch.bfloat16, 132)
 
 
+def test_launches_of_any_number_of_rows_are_asked_for_without_their_memory() -> None:
+    library = SimpleNamespace(update_launch_plan=lambda args, multiprocessors: asked.append(list(args.value.shape)))
+    asked: list[list[int]] = []
+    tuned = TunedLaunch(rows=(1 << 31) - 1, tokens=2, launch=UpdateLaunch(kernel=UpdateKernel.DIRECT))
+    state, cursors = layer(SsmKind.GDN, max_step_tokens=2, launches=(tuned,))
+    NativeOps(library, CPU).require_launches(state, cursors, torch.bfloat16, 132)  # type: ignore[arg-type]
+    assert [shape[:2] for shape in asked] == [[(1 << 31) - 1, 2]]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_export_keeps_the_operation_and_the_state_it_changes(kind: SsmKind) -> None:
     state, cursors = layer(kind, max_step_tokens=2)

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from trtllm_replayssm.bench.cases import KernelCase, Operation, kernel_shapes
+from trtllm_replayssm.checks import read_text, require_positive
 from trtllm_replayssm.cli.options import add_replay_options, replay_config
 from trtllm_replayssm.config import ReplayConfig
 from trtllm_replayssm.dtypes import StateFormat
 from trtllm_replayssm.errors import ConfigError
-from trtllm_replayssm.runtime.tuning import VARIABLE, add_entry, tune_key
+from trtllm_replayssm.launches import LARGEST
+from trtllm_replayssm.runtime.tuning import VARIABLE, add_entry, read_tune_file, tune_key
 from trtllm_replayssm.shapes import ModelGeometry, SsmShape
 from trtllm_replayssm.spec.tuning import choose_window, fit_times
 from trtllm_replayssm.weights.checkpoint import Checkpoint
@@ -55,8 +58,10 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.window = max(arguments.window, tokens)  # what is chosen replaces it
     config = replay_config(arguments, tokens)
     accepted = float(tokens) if arguments.accepted is None else arguments.accepted
-    if arguments.batch < 1:
-        raise ConfigError("tune", "--batch", expected="a positive integer", got=arguments.batch)
+    require_positive("tune", "--batch", arguments.batch, most=LARGEST)
+    if not 1 <= accepted <= tokens:
+        raise ConfigError("tune", "--accepted", expected=f"1..{tokens}, the tokens of a step", got=accepted)
+    read_tune_file(arguments.file)  # one that cannot be added to is refused before anything is measured
     window, gpu = _window(arguments, geometry.ssm, config, accepted)
     launch = _launch(arguments, geometry.ssm, replace(config, window=window["window"]), accepted)
     why = [*window.pop("why"), *launch.pop("why")]
@@ -134,14 +139,27 @@ def _times(arguments: argparse.Namespace, shape: SsmShape) -> tuple[list[dict[st
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """Rows of a benchmark file in either form."""
-    text = path.read_text(encoding="utf-8")
+    """Rows of a benchmark file in either form. Raises ConfigError for another file."""
+    text = read_text("tune", "--results", path)
     try:
         if text.lstrip().startswith('{"meta"'):
-            return list(json.loads(text)["rows"])
-        return [json.loads(line) for line in text.splitlines() if line.strip()]
-    except (ValueError, KeyError) as error:
-        raise ConfigError("tune", f"--results {path}", expected="JSON of bench kernel", got=str(error)) from error
+            rows = list(json.loads(text)["rows"])
+        else:
+            rows = [json.loads(line) for line in text.splitlines() if line.strip()]
+        known = all(_readable(row) for row in rows)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        known = False
+    if not known:
+        raise ConfigError("tune", f"--results {path}", expected="JSON of bench kernel", got="another file")
+    return rows
+
+
+def _readable(row: dict[str, Any]) -> bool:
+    """Whether `fit_times` can read a row; one that is not of the update it passes over."""
+    if row.get("what") != "update":
+        return True
+    numbers = [row["B"], row["T"], row["L"], *row["by_h"].values()]
+    return all(math.isfinite(n) and n > 0 for n in numbers) and all(int(h) >= 0 for h in row["by_h"]) and "shape" in row
 
 
 def _measured_gpu() -> str:

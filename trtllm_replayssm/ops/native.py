@@ -199,11 +199,12 @@ def _entries(state: ConventionalLayerState) -> Tensor:
 def _example_tokens(
     shape: SsmShape, rows: int, tokens: int, activation: torch.dtype, device: torch.device
 ) -> dict[str, Tensor | None]:
-    """The inputs of a step of `rows` rows of padding: what the library needs to know to answer."""
-    values = torch.empty((rows, tokens, shape.heads, shape.head_dim), dtype=activation, device=device)
-    keys = torch.empty((rows, tokens, shape.groups, shape.state_dim), dtype=activation, device=device)
-    scalars, vector = torch.empty((rows, tokens, shape.heads), device=device), torch.empty(shape.heads, device=device)
-    padding = torch.full((rows,), -1, dtype=torch.int32, device=device)
+    """The inputs of a step of `rows` rows of padding, all in the memory of one: what the library needs to answer."""
+    values = torch.empty((1, tokens, shape.heads, shape.head_dim), dtype=activation, device=device)
+    keys = torch.empty((1, tokens, shape.groups, shape.state_dim), dtype=activation, device=device)
+    scalars, vector = torch.empty((1, tokens, shape.heads), device=device), torch.empty(shape.heads, device=device)
+    padding = torch.full((1,), -1, dtype=torch.int32, device=device).expand(rows)
+    values, keys, scalars = (one.expand(rows, *one.shape[1:]) for one in (values, keys, scalars))
     gdn = shape.kind is SsmKind.GDN
     inputs = {"log_decay": scalars, "beta": scalars} if gdn else {"dt": scalars, "a": vector, "skip": vector}
     return {"slot": padding, "num_tokens": padding, "value": values, "k": keys, "q": keys, "out": values, **inputs}
