@@ -35,11 +35,14 @@ class RankProcesses:
 
     def hang_up(self) -> None:
         """End them. On a CPU this process may start ranks again; NCCL's communicators cannot be destroyed while
-        recorded graphs hold them, so on GPUs they stay until the process ends.
+        recorded graphs hold them, so on GPUs they stay until the process ends, and the folder, which their threads
+        may read, with them.
         """
         for connection in self.connections:
             connection.close()
-        if distributed.is_initialized() and distributed.get_backend() == "gloo":
+        if distributed.is_initialized():
+            if distributed.get_backend() != "gloo":
+                return
             distributed.destroy_process_group()
         shutil.rmtree(self.folder, ignore_errors=True)
 

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
-pytest.importorskip("torch")
-
 from trtllm_replayssm.bench.layers import product_shapes
 from trtllm_replayssm.weights.presets import preset_geometry
 

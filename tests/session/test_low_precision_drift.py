@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tokenizers import Tokenizer
 
 from tests.paths import models_dir, require_model
 from tests.session.sessions import states
@@ -36,13 +37,12 @@ POOLS = {
 
 def text_ids(model: Path, count: int) -> list[int]:
     """The first ids of the prose beside the models; skips the test when it is not there."""
-    tokenizers = pytest.importorskip("tokenizers")
     directory = models_dir()
     assert directory is not None
     path = directory.parent / "text" / TEXT
     if not path.exists():
         pytest.skip(f"needs {TEXT} in a directory `text` beside the models")
-    encoder = tokenizers.Tokenizer.from_file(str(model / "tokenizer.json"))
+    encoder = Tokenizer.from_file(str(model / "tokenizer.json"))
     ids: list[int] = encoder.encode(path.read_text(encoding="utf-8")[: 8 * count]).ids[:count]
     assert len(ids) == count
     return ids
