@@ -141,6 +141,17 @@ def test_speculative_text_is_the_plain_text(bundle: tuple[str, Path]) -> None:
     assert greedy(session, width=4) == greedy(session)
 
 
+def test_recorded_steps_write_the_text_of_launched_ones(bundle: tuple[str, Path]) -> None:
+    recorded = open_bundle(bundle[1])
+    recorded.warm_up()
+    launched = TensorRtSession.from_bundle(bundle[1], plugin_library=PLUGINS, cuda_graphs=None)
+    for width in (1, 4):
+        assert greedy(recorded, width) == greedy(launched, width)
+    # what no kernel of ours serves is launched; where they serve, an engine that cannot be recorded is a failure
+    if recorded.recorded.sizes:
+        assert recorded.graphs.count > 0 == launched.graphs.count
+
+
 def test_a_fresh_process_writes_the_same_text(bundle: tuple[str, Path]) -> None:
     code = (
         "import json, sys; from pathlib import Path; from tests.tensorrt.test_acceptance import greedy, open_bundle; "
