@@ -69,6 +69,12 @@ def greedy(session: TorchSession) -> list[int]:
     return tokens
 
 
+@cache
+def cpu_text(model: Path) -> list[int]:
+    """What the model itself says on a CPU, so that most tokens are decided; once for all tests of it."""
+    return greedy(open_session(model, "cpu", 1))
+
+
 def forced(session: TorchSession, tokens: Sequence[int], widths: Sequence[int]) -> Logits:
     """Logits [n, V] after each of `tokens`, fed in steps of `widths` of which every second keeps one token only."""
     slot, rows, at, step = session.allocate(seed=1), [], 0, 0
@@ -90,7 +96,7 @@ def test_kernels_stay_as_close_to_the_cpu_session_as_the_reference_on_cuda(
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
     path, opened = EXAMPLES / model, partial(open_session, widest=max(widths), conventional=conventional)
-    tokens = greedy(opened(path, "cpu"))[:FORCED_TOKENS]
+    tokens = cpu_text(path)[:FORCED_TOKENS]
     expected = forced(opened(path, "cpu"), tokens, widths)
     with caplog.at_level(logging.WARNING):
         native = opened(path, "cuda")

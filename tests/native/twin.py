@@ -8,7 +8,6 @@ change the later tokens of its step.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,14 +20,13 @@ from trtllm_replayssm.ops import _abi
 from trtllm_replayssm.shapes import SsmKind, SsmShape
 from trtllm_replayssm.spec import cursors as spec_cursors
 from trtllm_replayssm.spec.cursors import Cursors
-from trtllm_replayssm.spec.replay import Record, ReplayLayer, StepInputs, read_out
-from trtllm_replayssm.spec.ssm import to_heads
+from trtllm_replayssm.spec.replay import Record, ReplayLayer, StepInputs, decay_sums, read_out
+from trtllm_replayssm.spec.ssm import l2_norm_factor, to_heads
 
 CHECKPOINT_BOUND = 2e-6  # of the head's largest value: float32 fold; a TF32 or BF16 operand gives 4e-4 and more
-HALF_STEP = 2.0**-11  # half a step of float16, relative: the rounding of a correction
-# A correction is a difference of numbers as large as the head's largest one; its float32 error is relative to those.
-# A BF16 or TF32 operand in place of the split state would be off by 2^-9 or 2^-11.
-CANCELLATION = 2.0**-17
+# A correction is a difference of numbers as large as the head's largest one; its float32 error is relative to those, at
+# most twice this share. A BF16 or TF32 operand in place of the split state would be off by 2^-9 or 2^-11.
+CANCELLATION = 2.0**-18
 
 
 def torch_module() -> Any:
@@ -44,6 +42,17 @@ def output_bound_of(act: str, exact: Any, magnitude: Any, share: float) -> Any:
     return output_bound(*tensors, TYPES[getattr(torch, act)], share).numpy()
 
 
+def read_size(shape: SsmShape, source: Any, records: list[Record], vectors: Any) -> Any:
+    """[H, P]: the sum of the magnitudes of the terms of `spec.replay.read_out`, with no decay behind the newest."""
+    sizes, decays = np.abs(vectors), np.exp(np.array(decay_sums(records, np.zeros(shape.heads))))
+    own = decays[0][:, None] * np.einsum("hpn,hn->hp", np.abs(source), sizes)
+    if not records:
+        return own
+    keys = to_heads(shape, np.abs(np.stack([r.key * r.key_factor[:, None] for r in records])))
+    values = np.stack([r.value if r.weight is None else r.weight[:, None] * r.value for r in records])
+    return own + np.einsum("rh,rhp->hp", decays[1:] * (keys * sizes).sum(-1), np.abs(values))
+
+
 class FollowingLayer(ReplayLayer):
     """The specification, going on from the corrections the device made, after checking each."""
 
@@ -54,8 +63,8 @@ class FollowingLayer(ReplayLayer):
         self.magnitudes: list[Any] = []  # [H, P] of each output since it was emptied: the sum of its terms' magnitudes
 
     def _output(self, source: Any, records: list[Record], q: Any) -> Any:
-        sizes = [replace(r, key=np.abs(r.key), value=np.abs(r.value)) for r in records]
-        self.magnitudes.append(super()._output(np.abs(source), sizes, np.abs(q)))
+        scale = l2_norm_factor(q)[:, None] / np.sqrt(self.shape.state_dim) if self.shape.kind is SsmKind.GDN else 1.0
+        self.magnitudes.append(read_size(self.shape, source, records, to_heads(self.shape, q * scale)))
         return super()._output(source, records, q)
 
     def _correction(self, source: Any, records: list[Record], record: Record) -> Any:
@@ -64,7 +73,8 @@ class FollowingLayer(ReplayLayer):
         recalled = read_out(self.shape, source, records, keys, record.log_decay)
         exact = np.clip(record.beta[:, None] * (record.v - recalled), -FP16_MAX, FP16_MAX)
         got = self.given.pop(0)
-        bound = HALF_STEP * np.abs(exact) + CANCELLATION * np.abs(exact).max(axis=-1, keepdims=True) + 2.0**-25
+        largest = np.broadcast_to(np.abs(exact).max(axis=-1, keepdims=True), exact.shape)
+        bound = output_bound_of("float16", exact, largest, CANCELLATION)
         assert (np.abs(got - exact) <= bound).all(), (np.abs(got - exact) / bound).max()
         return got
 
