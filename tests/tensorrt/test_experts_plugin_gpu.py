@@ -38,6 +38,7 @@ CASES = [
     LayerCase("nvfp4", 8, 128, 96, 2, True, 4), LayerCase("nvfp4", 32, 256, 128, 6, False, 4),
     LayerCase("fp8", 8, 128, 96, 2, True, 4), LayerCase("bf16", 8, 128, 200, 3, False, 4),
     LayerCase("nvfp4", 4, 64, 32, 2, True, 70),  # a prompt chunk
+    LayerCase("nvfp4", 4, 128, 128, 2, True, 70),  # one whose tokens are copied into the workspace
 ]  # fmt: skip
 
 
