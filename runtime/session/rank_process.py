@@ -5,18 +5,20 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import shutil
+import signal
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from torch import distributed
 
-from trtllm_replayssm.errors import ConfigError
+from trtllm_replayssm.errors import ConfigError, ReplaySSMError
 from trtllm_replayssm.runtime.session.base import Session
 from trtllm_replayssm.runtime.session.ranks import ProcessRanks, Ranks
 from trtllm_replayssm.weights.tensor_parallel import TensorParallel
@@ -28,10 +30,11 @@ MakeSession = Callable[[Ranks], Session]
 
 @dataclass(frozen=True)
 class RankProcesses:
-    """The further ranks. connections: one to each, rank 1 first. folder: where all ranks found each other."""
+    """The further ranks, rank 1 first. connections: one to each. folder: where all ranks found each other."""
 
-    connections: list[Connection]
     folder: Path
+    processes: list[BaseProcess] = field(default_factory=list)
+    connections: list[Connection] = field(default_factory=list)
 
     def hang_up(self) -> None:
         """End them. On a CPU this process may start ranks again; NCCL's communicators cannot be destroyed while
@@ -46,13 +49,35 @@ class RankProcesses:
             distributed.destroy_process_group()
         shutil.rmtree(self.folder, ignore_errors=True)
 
+    def kill(self) -> None:
+        """End them whatever they do: one that loads weights, or waits for another, would not notice a hang-up."""
+        for process in self.processes:
+            process.kill()
+        for process in self.processes:
+            process.join()
+        self.hang_up()
+
+    def require(self) -> None:
+        """Wait until every rank says that it got so far. Raises ConfigError for the first one that does not."""
+        waited = {connection: rank for rank, connection in enumerate(self.connections, 1)}
+        while waited:
+            for connection in wait(list(waited)):
+                rank = waited.pop(cast(Connection, connection))
+                _require(rank, cast(Connection, connection))
+
+    def require_none_failed(self) -> None:
+        """Raise ConfigError for a rank that has failed by now."""
+        for rank, connection in enumerate(self.connections, 1):
+            if connection.poll():
+                _require(rank, connection)
+
 
 def start_ranks(size: int, make: MakeSession, *, backend: str) -> tuple[Session, RankProcesses]:
     """Start ranks 1..size-1 in processes and rank 0 here -> its session, and the others.
 
     backend: of torch.distributed, "nccl" or "gloo". The processes are daemons: they end with this one. Raises
     ConfigError with what a rank met while it started, and where this process has another such replica; what rank 0
-    meets itself is raised as it is. No process is left then.
+    meets itself is raised as it is, unless another rank's failure is behind it. No process is left then.
     """
     if distributed.is_initialized():
         raise ConfigError(
@@ -60,25 +85,37 @@ def start_ranks(size: int, make: MakeSession, *, backend: str) -> tuple[Session,
             hint="Let go of the first, or use another process",
         )  # fmt: skip
     context = multiprocessing.get_context("spawn")
-    processes = RankProcesses([], Path(tempfile.mkdtemp(prefix="replayssm-ranks-")))
+    processes = RankProcesses(Path(tempfile.mkdtemp(prefix="replayssm-ranks-")))
     store = str(processes.folder / "store")
     try:
         for rank in range(1, size):
             ours, theirs = context.Pipe()
             arguments = (TensorParallel(size, rank), store, backend, make, theirs)
-            context.Process(target=_run, args=arguments, daemon=True, name=f"rank {rank}").start()
+            process = context.Process(target=_run, args=arguments, daemon=True, name=f"rank {rank}")
+            process.start()
             theirs.close()  # so that the process's end is seen here
+            processes.processes.append(process)
             processes.connections.append(ours)
-        for rank, connection in enumerate(processes.connections, 1):
-            _require(rank, connection)  # it runs: only then is it waited for without an end in sight
-        _join(TensorParallel(size, 0), store, backend)
-        session = make(ProcessRanks(TensorParallel(size, 0)))
-        for rank, connection in enumerate(processes.connections, 1):
-            _require(rank, connection)
+        processes.require()  # they run: only then are they waited for without an end in sight
+        session = _first_session(processes, TensorParallel(size, 0), store, backend, make)
+        processes.require()
     except BaseException:
-        processes.hang_up()
+        processes.kill()
         raise
     return session, processes
+
+
+def _first_session(
+    others: RankProcesses, parallel: TensorParallel, store: str, backend: str, make: MakeSession
+) -> Session:
+    try:
+        _join(parallel, store, backend)
+        return make(ProcessRanks(parallel))
+    except ReplaySSMError:
+        raise
+    except Exception:  # of a collective, say, that another rank's end broke: the cause is there
+        others.require_none_failed()
+        raise
 
 
 def serve(session: Session, connection: Connection) -> None:
@@ -101,6 +138,7 @@ def serve(session: Session, connection: Connection) -> None:
 
 
 def _run(parallel: TensorParallel, store: str, backend: str, make: MakeSession, connection: Connection) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal: the first rank may finish requests
     connection.send((None, None))
     try:
         _join(parallel, store, backend)
@@ -123,7 +161,7 @@ def _join(parallel: TensorParallel, store: str, backend: str) -> None:
 
 
 def _require(rank: int, connection: Connection) -> None:
-    """Wait until the rank says that it got so far."""
+    """What the rank says of itself, waited for: that it got so far, else ConfigError."""
     try:
         error, _ = connection.recv()
     except (EOFError, OSError):
