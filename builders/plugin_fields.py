@@ -26,6 +26,7 @@ from trtllm_replayssm.bindings import (
     MOE,
     NUM_TOKENS,
     PHASE,
+    ROUTE,
     ROW_FLAGS,
     SLOT,
 )
@@ -91,15 +92,17 @@ PLUGINS = {
         name=CONV1D, fields=("channels", "kernel", "max_step_tokens", "layer", "activation"), data=("x",),
         rows=(SLOT, NUM_TOKENS, PHASE), cursors=("cursor_position",), weights=("weight", "bias"), outputs=("out",),
     ),
-    # x [width] activation, logits [experts] float32; router_bias [experts] float32 (zeros where there is none, not
-    # read with softmax); then the tensors of `weights.expert_tensors`, which are inputs and no state
+    # logits [experts] float32 of all experts; router_bias [experts] float32 (zeros where there is none, not read with
+    # softmax) -> ids [top_k] int32, -1 for tokens that do not exist, and weights [top_k] float32
+    ROUTE: PluginSpec(
+        name=ROUTE, fields=("experts", "top_k", "router", "groups", "topk_group", "norm_topk", "scaling"),
+        data=("logits",), rows=(SLOT, NUM_TOKENS), cursors=(), weights=("router_bias",), outputs=("ids", "weights"),
+    ),
+    # x [width] activation; ids [top_k] int32, counted from the first of the `experts` that are here, others give no
+    # work; weights [top_k] float32; then the tensors of `weights.expert_tensors`, which are inputs and no state
     MOE: PluginSpec(
-        name=MOE,
-        fields=(
-            "experts", "top_k", "width", "intermediate", "gated", "weight_format", "router", "groups", "topk_group",
-            "norm_topk", "scaling", "activation",
-        ),
-        data=("x", "logits"), rows=(SLOT, NUM_TOKENS), cursors=(), weights=("router_bias",), outputs=("out",),
+        name=MOE, fields=("experts", "top_k", "width", "intermediate", "gated", "weight_format", "activation"),
+        data=("x", "ids", "weights"), rows=(), cursors=(), weights=(), outputs=("out",),
     ),
     # after a step or a prompt chunk, once for all layers: `after` is the step's last tensor [B, T, hidden], which
     # orders the two; accepted [B] int32; state: origin, h and cursor_position

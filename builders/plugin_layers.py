@@ -7,7 +7,7 @@ the pointers when it runs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from trtllm_replayssm.bindings import (
     CONV1D,
     GDN,
     MOE,
+    ROUTE,
     Program,
     TensorSpec,
     cursor_tensors,
@@ -62,23 +63,55 @@ class PluginOps:
     def run(
         self, op: str, layer: int, inputs: dict[str, Value], weights: dict[str, str], width: int, shape: Any
     ) -> Value:
-        """See `NativeOps`. Raises UnsupportedError for experts of one of several ranks."""
+        """See `NativeOps`."""
         if op == MOE:
-            self._require_all_experts()
-        name = f"{split_expert_stack(weights['up_proj'])[0]} {op}" if op == MOE else f"layer.{layer}.{op}"
-        spec = PLUGINS[op]
-        fields = {**self._fields(op, layer, shape, weights), **{f"{k}_offset": inputs[k].start for k in spec.data}}
-        state = self._state(op, layer, shape)
-        tensors = [self._whole(inputs[k].name) for k in spec.data]
-        tensors += [self._whole(k) for k in (*spec.rows, *self._cursors(spec.cursors))]
-        tensors += [self._constant(f"{name} {k}", v) for k, v in self._weights(op, weights, width).items()]
-        tensors += self._experts(weights, shape) if op == MOE else []
-        tensors += [self._program.tensor(self._program.declare(s)) for s in state]
-        plugin_layer = self._add(op, name, fields, tensors)
+            return self._moe(inputs, weights, width, shape)
+        name, state = f"layer.{layer}.{op}", self._state(op, layer, shape)
+        constants = self._weights(op, weights, width)
+        plugin_layer = self._operation(op, name, self._fields(op, layer, shape), inputs, constants, state)
         for i, s in enumerate(state):
             alias = TensorSpec(name=s.name + ALIAS_SUFFIX, dtype=s.dtype, dims=s.dims)
             self._program.put_state(plugin_layer.get_output(1 + i), alias)
         return Value(self._program.put(plugin_layer.get_output(0), name, self._activation, width), 0, width)
+
+    def _moe(self, inputs: Mapping[str, Value], weights: Mapping[str, str], width: int, shape: MoeShape) -> Value:
+        """Routing over all experts, then those that are here: their bytes are inputs, and never become constants."""
+        block, _ = split_expert_stack(weights["up_proj"])
+        experts, inner, hidden = self._parameters.experts(weights["up_proj"]).shape
+        fmt, name = self._expert_format(weights), f"{block} {MOE}"
+        fields = {
+            "experts": experts, "top_k": shape.top_k, "width": hidden, "intermediate": inner,
+            "gated": int(shape.gated), "weight_format": WEIGHT_FORMAT_CODES[fmt],
+            "activation": ACTIVATION_CODES[self._options.activation],
+        }  # fmt: skip
+        chosen = self._route(f"{block} {ROUTE}", inputs["logits"], weights, shape)
+        packed = expert_tensors(block, fmt, experts, hidden, inner, gated=shape.gated)
+        layer = self._operation(MOE, name, fields, {"x": inputs["x"], **chosen}, {}, packed)
+        return Value(self._program.put(layer.get_output(0), name, self._activation, width), 0, width)
+
+    def _route(self, name: str, logits: Value, weights: Mapping[str, str], shape: MoeShape) -> dict[str, Value]:
+        """The chosen experts [B, T, top_k], counted from the first that is here, and their weights."""
+        softmax = shape.router is Router.SOFTMAX
+        fields = {
+            "experts": shape.experts, "top_k": shape.top_k, "router": ROUTER_CODES[shape.router],
+            "groups": 1 if softmax else shape.n_group, "topk_group": 1 if softmax else shape.topk_group,
+            "norm_topk": int(shape.norm_topk), "scaling": shape.scaling,
+        }  # fmt: skip
+        none = np.zeros(shape.experts, dtype=np.float32)
+        bias = self._parameters.vector(weights["router_bias"]) if "router_bias" in weights else none
+        layer = self._operation(ROUTE, name, fields, {"logits": logits}, {"router_bias": bias}, ())
+        ids, chosen_weights = (layer.get_output(i) for i in range(2))
+        first = self._parameters.parallel.units(shape.experts).start
+        if first > 0:
+            # of others' experts the numbers end up outside 0 .. experts - 1, which is no work
+            net = self._program.network
+            offset = net.constant(f"int32 {first}", np.full((1, 1, 1), first, dtype=np.int32), shape=(1, 1, 1))
+            ids = net.binary(ids, offset, "SUB", f"{name} own ids")
+        put, k = self._program.put, shape.top_k
+        return {
+            "ids": Value(put(ids, f"{name} ids", "int32", k), 0, k),
+            "weights": Value(put(chosen_weights, f"{name} weights", "float32", k), 0, k),
+        }  # fmt: skip
 
     def add_up(self, x: Value) -> Value:
         """See `NativeOps`."""
@@ -109,6 +142,18 @@ class PluginOps:
             alias = TensorSpec(name=s.name + ALIAS_SUFFIX, dtype=s.dtype, dims=s.dims)
             self._program.put_state(layer.get_output(i), alias)
         return self._program.finish({})
+
+    def _operation(
+        self, op: str, name: str, fields: Mapping[str, float], inputs: Mapping[str, Value],
+        constants: Mapping[str, NDArray[np.float32]], given: Iterable[TensorSpec],
+    ) -> Any:  # fmt: skip
+        """The layer of a plugin. constants: its weights; given: its inputs from outside, experts or state."""
+        spec = PLUGINS[op]
+        tensors = [self._whole(inputs[k].name) for k in spec.data]
+        tensors += [self._whole(k) for k in (*spec.rows, *self._cursors(spec.cursors))]
+        tensors += [self._constant(f"{name} {k}", v) for k, v in constants.items()]
+        tensors += [self._program.tensor(self._program.declare(s)) for s in given]
+        return self._add(op, name, {**fields, **{f"{k}_offset": inputs[k].start for k in spec.data}}, tensors)
 
     def _add(self, op: str, name: str, fields: Mapping[str, float], tensors: list[Any]) -> Any:
         trt = self._trt
@@ -143,19 +188,8 @@ class PluginOps:
     def _constant(self, name: str, array: NDArray[np.float32]) -> Any:
         return self._program.network.constant(name, array, shape=array.shape)
 
-    def _fields(self, op: str, layer: int, shape: Any, weights: Mapping[str, str]) -> dict[str, float]:
+    def _fields(self, op: str, layer: int, shape: Any) -> dict[str, float]:
         replay, activation = self._options.replay, ACTIVATION_CODES[self._options.activation]
-        if op == MOE:
-            assert isinstance(shape, MoeShape)
-            up = self._parameters.experts(weights["up_proj"]).shape
-            return {
-                "experts": shape.experts, "top_k": shape.top_k, "width": up[2], "intermediate": up[1],
-                "gated": int(shape.gated), "activation": activation,
-                "weight_format": WEIGHT_FORMAT_CODES[self._expert_format(weights)],
-                "router": ROUTER_CODES[shape.router], "norm_topk": int(shape.norm_topk), "scaling": shape.scaling,
-                "groups": 1 if shape.router is Router.SOFTMAX else shape.n_group,
-                "topk_group": 1 if shape.router is Router.SOFTMAX else shape.topk_group,
-            }  # fmt: skip
         step = {"max_step_tokens": replay.max_step_tokens, "layer": layer, "activation": activation}
         if op == CONV1D:
             return {"channels": self._parameters.geometry.ssm.conv_channels, "kernel": int(shape), **step}
@@ -168,8 +202,6 @@ class PluginOps:
         }  # fmt: skip
 
     def _state(self, op: str, layer: int, shape: Any) -> list[TensorSpec]:
-        if op == MOE:
-            return []
         if op == CONV1D:
             return [window_tensor(self._parameters.geometry, self._options.replay, layer, self._activation)]
         return ssm_tensors(shape, self._options.replay, layer, self._activation)
@@ -178,21 +210,10 @@ class PluginOps:
         read = self._parameters.vector
         if op == GDN:
             return {}
-        if op == MOE:
-            none = np.zeros(self._parameters.experts(weights["up_proj"]).shape[0], dtype=np.float32)
-            return {"router_bias": read(weights["router_bias"]) if "router_bias" in weights else none}
         if op == CONV1D:
             bias = read(weights["bias"]) if "bias" in weights else np.zeros(width, dtype=np.float32)
             return {"weight": read(weights["weight"]), "bias": bias}
         return {"a": -np.exp(read(weights["a_log"])), "skip": read(weights["skip"])}
-
-    def _require_all_experts(self) -> None:
-        if self._parameters.parallel.size > 1:
-            raise UnsupportedError(
-                "build", "tp_size", expected=f"1 for a model with routed experts: {MOE} counts them from 0",
-                got=self._parameters.parallel.size,
-                hint="Use --flavour tensorrt_rtx, or run the checkpoint itself with tensor_parallel_size",
-            )  # fmt: skip
 
     def _expert_format(self, weights: Mapping[str, str]) -> MatrixFormat:
         formats = {self._parameters.format_of(stack) for key, stack in weights.items() if key != "router_bias"}
@@ -200,11 +221,3 @@ class PluginOps:
             got = sorted(f.value for f in formats)
             raise UnsupportedError("build", "experts", expected="one format for all projections of a block", got=got)
         return formats.pop()
-
-    def _experts(self, weights: Mapping[str, str], shape: MoeShape) -> list[Any]:
-        """Network inputs for the bytes of the experts: gigabytes that never become constants."""
-        stack = weights["up_proj"]
-        experts, inner, width = self._parameters.experts(stack).shape
-        prefix, _ = split_expert_stack(stack)
-        specs = expert_tensors(prefix, self._expert_format(weights), experts, width, inner, gated=shape.gated)
-        return [self._program.tensor(self._program.declare(spec)) for spec in specs]

@@ -64,8 +64,8 @@ class EngineStep:
 class OpStep:
     """Run a native operation over a layer's state.
 
-    op: a plugin's name, as the constants below; inputs, outputs: its arguments; weights: argument to parameter name;
-    layer: absolute index, or -1 for an operation without state.
+    op: one of the constants below, `MOE` with its routing (input `logits`); inputs, outputs: its arguments; weights:
+    argument to parameter name; layer: absolute index, or -1 for an operation without state.
     """
 
     op: str
@@ -88,8 +88,8 @@ class Program:
     steps: tuple[EngineStep | OpStep, ...]
 
 
-MAMBA2, GDN, CONV1D, MOE, COMMIT = (
-    "Mamba2Replay", "GatedDeltaNetReplay", "CausalConv1dReplay", "MoeExperts", "ReplayCommit",
+MAMBA2, GDN, CONV1D, MOE, ROUTE, COMMIT = (
+    "Mamba2Replay", "GatedDeltaNetReplay", "CausalConv1dReplay", "MoeExperts", "MoeRoute", "ReplayCommit",
 )  # fmt: skip
 # Between the engines of tensor-parallel ranks, input `x`: its sum over the ranks; their last axes one after another.
 RANK_SUM, RANK_JOIN = "RankSum", "RankJoin"

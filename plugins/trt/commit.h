@@ -30,7 +30,6 @@ struct ReplayCommit {
     rssm_tensor after;  // any tensor [B, T, ...] of the network's end; its size is read, not its data
     rssm_tensor phase;
   };
-  static constexpr bool kHasResult = false;
 
   // `after` keeps the commit behind the updates that read the cursors: nothing else would order them.
   static std::vector<Port<Args>> ports(const Config&) {
@@ -43,6 +42,8 @@ struct ReplayCommit {
             {"h", &Args::h, RSSM_INT32, 1, true},
             {"cursor_position", &Args::position, RSSM_INT32, 1, true}};
   }
+
+  static std::vector<Port<Args>> results(const Config&) { return {}; }
 
   static size_t workspaceBytes(const Config&, const Args&) { return 0; }
 

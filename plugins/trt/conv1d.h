@@ -26,7 +26,6 @@ struct CausalConv1dReplay {
   struct Args : rssm_conv1d_args {
     rssm_tensor phase;
   };
-  static constexpr bool kHasResult = true;
 
   static std::vector<Port<Args>> ports(const Config& c) {
     return {{"x", &Args::x, c.activation, 3, false, {c.x, c.channels, 0}},
@@ -39,7 +38,9 @@ struct CausalConv1dReplay {
             {"window", &Args::window, c.activation, 3, true}};
   }
 
-  static Port<Args> result(const Config& c) { return {"out", &Args::out, c.activation, 3, false, {0, c.channels, 0}}; }
+  static std::vector<Port<Args>> results(const Config& c) {
+    return {{"out", &Args::out, c.activation, 3, false, {0, c.channels, 0}}};
+  }
 
   static size_t workspaceBytes(const Config&, const Args&) { return 0; }
 

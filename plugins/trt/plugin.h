@@ -5,8 +5,7 @@
 //     struct Config { template <class Visitor> void visit(Visitor&); bool check(rssm_error&) const; };
 //     struct Args;                                             // views by name; zero-initialised, then filled from ports
 //     static std::vector<Port<Args>> ports(const Config&);     // inputs
-//     static constexpr bool kHasResult;                        // a dense output [B, T, channels], as input 0 but for C
-//     static Port<Args> result(const Config&);                 // only with kHasResult
+//     static std::vector<Port<Args>> results(const Config&);   // dense outputs [B, T, channels], B and T of input 0
 //     static size_t workspaceBytes(const Config&, Args&);      // views of the largest shapes; throws what refuses them
 //     static rssm_status run(const Config&, Args&, void* workspace, cudaStream_t, rssm_error*);
 // Every method body that can throw runs inside `guarded`: nothing is thrown into TensorRT, every failure is reported once.
@@ -49,7 +48,8 @@ class Plugin final : public nvinfer1::IPluginV3,
   using Args = typename Operation::Args;
   using Config = typename Operation::Config;
 
-  explicit Plugin(Config config) : config_(std::move(config)), ports_(Operation::ports(config_)) {
+  explicit Plugin(Config config)
+      : config_(std::move(config)), ports_(Operation::ports(config_)), results_(Operation::results(config_)) {
     for (size_t i = 0; i < ports_.size(); ++i) {
       if (ports_[i].inPlace) inPlace_.push_back(static_cast<int32_t>(i));
     }
@@ -88,7 +88,9 @@ class Plugin final : public nvinfer1::IPluginV3,
   int32_t getOutputDataTypes(nvinfer1::DataType* outputs, int32_t numOutputs, const nvinfer1::DataType* inputs,
                              int32_t numInputs) const noexcept override {
     if (!counts("getOutputDataTypes", numInputs, numOutputs)) return -1;
-    for (int32_t i = 0; i < numOutputs; ++i) outputs[i] = inputs[source(i)];
+    for (int32_t i = 0; i < numOutputs; ++i) {
+      outputs[i] = i < denseOutputs() ? networkType(results_[static_cast<size_t>(i)].dtype) : inputs[source(i)];
+    }
     return 0;
   }
 
@@ -97,17 +99,17 @@ class Plugin final : public nvinfer1::IPluginV3,
                           nvinfer1::IExprBuilder& expressions) noexcept override {
     if (!counts("getOutputShapes", numInputs, numOutputs)) return -1;
     for (int32_t i = 0; i < numOutputs; ++i) outputs[i] = inputs[source(i)];
-    if constexpr (Operation::kHasResult) {
-      Channels channels = Operation::result(config_).channels;
-      outputs[0].d[2] = expressions.constant(channels.count());
-    }
+    for (size_t i = 0; i < results_.size(); ++i) outputs[i].d[2] = expressions.constant(results_[i].channels.count());
     return 0;
   }
 
   bool supportsFormatCombination(int32_t position, const nvinfer1::DynamicPluginTensorDesc* tensors, int32_t numInputs,
                                  int32_t numOutputs) noexcept override {
     if (!counts("supportsFormatCombination", numInputs, numOutputs)) return false;
-    const auto& port = ports_[static_cast<size_t>(position < numInputs ? position : source(position - numInputs))];
+    int32_t output = position - numInputs;
+    const Port<Args>& port = output < 0                ? ports_[static_cast<size_t>(position)]
+                             : output < denseOutputs() ? results_[static_cast<size_t>(output)]
+                                                       : ports_[static_cast<size_t>(source(output))];
     const nvinfer1::PluginTensorDesc& got = tensors[position].desc;
     return got.format == nvinfer1::TensorFormat::kLINEAR &&
            (port.dtype == RSSM_NO_DTYPE ||
@@ -156,9 +158,9 @@ class Plugin final : public nvinfer1::IPluginV3,
   const PluginFieldCollection* getFieldsToSerialize() noexcept override { return &collection_; }
 
  private:
-  static constexpr int32_t denseOutputs() { return Operation::kHasResult ? 1 : 0; }
+  int32_t denseOutputs() const { return static_cast<int32_t>(results_.size()); }
 
-  // The input that output `i` has its type from, and its shape, a dense output all but the channels.
+  // The input that output `i` has its shape from, but for the channels of a dense output.
   int32_t source(int32_t i) const {
     return i < denseOutputs() ? 0 : inPlace_[static_cast<size_t>(i - denseOutputs())];
   }
@@ -169,9 +171,8 @@ class Plugin final : public nvinfer1::IPluginV3,
       alignas(256) static char somewhere[256];  // never followed: sizes alone decide
       Args args{};
       for (size_t i = 0; i < ports_.size(); ++i) args.*(ports_[i].view) = viewOf(ports_[i], inputs[i].max, somewhere);
-      if constexpr (Operation::kHasResult) {
+      for (const Port<Args>& result : results_) {
         nvinfer1::Dims dims = inputs[0].max;
-        Port<Args> result = Operation::result(config_);
         dims.d[2] = result.channels.count();
         args.*(result.view) = viewOf(result, dims, somewhere);
       }
@@ -215,9 +216,8 @@ class Plugin final : public nvinfer1::IPluginV3,
                    rssm_error& error) const {
     Args args{};
     for (size_t i = 0; i < ports_.size(); ++i) args.*(ports_[i].view) = viewOf(ports_[i], inputDesc[i].dims, inputs[i]);
-    if constexpr (Operation::kHasResult) {
-      Port<Args> result = Operation::result(config_);
-      args.*(result.view) = viewOf(result, outputDesc[0].dims, outputs[0]);
+    for (size_t i = 0; i < results_.size(); ++i) {
+      args.*(results_[i].view) = viewOf(results_[i], outputDesc[i].dims, outputs[i]);
     }
     for (size_t i = 0; i < inPlace_.size(); ++i) {
       int32_t input = inPlace_[i];
@@ -233,7 +233,7 @@ class Plugin final : public nvinfer1::IPluginV3,
   }
 
   Config config_;
-  std::vector<Port<Args>> ports_;
+  std::vector<Port<Args>> ports_, results_;
   std::vector<int32_t> inPlace_;  // inputs that are updated in place, in order
   std::vector<PluginField> fields_;
   PluginFieldCollection collection_{};

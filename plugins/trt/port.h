@@ -87,4 +87,15 @@ inline rssm_tensor channelView(const nvinfer1::Dims& dims, int32_t dtype, const 
   return view;
 }
 
+// [B, T, C] as [B T, C]: rows follow one another at one stride.
+inline rssm_tensor flatRows(const rssm_tensor& t) {
+  rssm_tensor flat = t;
+  flat.rank = 2;
+  flat.shape[0] = t.shape[0] * t.shape[1];
+  flat.stride[0] = t.stride[1];
+  flat.shape[1] = t.shape[2];
+  flat.stride[1] = t.stride[2];
+  return flat;
+}
+
 }  // namespace replayssm::trt

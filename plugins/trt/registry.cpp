@@ -3,6 +3,7 @@
 #include "trt/conv1d.h"
 #include "trt/experts.h"
 #include "trt/replay.h"
+#include "trt/route.h"
 
 namespace {
 
@@ -12,9 +13,11 @@ nvinfer1::IPluginCreatorInterface* const* creators(int32_t& count) noexcept {
   static Creator<Mamba2Replay> mamba2;
   static Creator<GatedDeltaNetReplay> gatedDeltaNet;
   static Creator<CausalConv1dReplay> conv1d;
+  static Creator<MoeRoute> route;
   static Creator<MoeExperts> experts;
   static Creator<ReplayCommit> commit;
-  static nvinfer1::IPluginCreatorInterface* const all[] = {&mamba2, &gatedDeltaNet, &conv1d, &experts, &commit};
+  static nvinfer1::IPluginCreatorInterface* const all[] = {&mamba2, &gatedDeltaNet, &conv1d,
+                                                              &route,  &experts,       &commit};
   count = static_cast<int32_t>(sizeof(all) / sizeof(all[0]));
   return all;
 }

@@ -52,8 +52,8 @@ void appendStepPorts(std::vector<ReplayPort>& ports);
 void appendStatePorts(const ReplayConfig& config, bool gatedDeltaNet, std::vector<ReplayPort>& ports);
 
 // The dense output [B, T, H * P].
-inline ReplayPort replayResult(const ReplayConfig& config) {
-  return {"out", &ReplayArgs::out, config.activation, 3, false, config.values(0)};
+inline std::vector<ReplayPort> replayResults(const ReplayConfig& config) {
+  return {{"out", &ReplayArgs::out, config.activation, 3, false, config.values(0)}};
 }
 
 // Bytes for the largest step and the largest prompt chunk of these views.
@@ -77,10 +77,9 @@ struct Mamba2Replay {
     }
   };
   using Args = ReplayArgs;
-  static constexpr bool kHasResult = true;
 
   static std::vector<ReplayPort> ports(const Config& config);
-  static ReplayPort result(const Config& config) { return replayResult(config); }
+  static std::vector<ReplayPort> results(const Config& config) { return replayResults(config); }
   static size_t workspaceBytes(const Config& config, Args& args) { return replayWorkspace(RSSM_MAMBA2, config, args); }
   static rssm_status run(const Config& config, Args& args, void* workspace, cudaStream_t stream, rssm_error* error) {
     return runReplay(RSSM_MAMBA2, config, args, workspace, stream, error);
@@ -103,10 +102,9 @@ struct GatedDeltaNetReplay {
     }
   };
   using Args = ReplayArgs;
-  static constexpr bool kHasResult = true;
 
   static std::vector<ReplayPort> ports(const Config& config);
-  static ReplayPort result(const Config& config) { return replayResult(config); }
+  static std::vector<ReplayPort> results(const Config& config) { return replayResults(config); }
   static size_t workspaceBytes(const Config& config, Args& args) { return replayWorkspace(RSSM_GDN, config, args); }
   static rssm_status run(const Config& config, Args& args, void* workspace, cudaStream_t stream, rssm_error* error) {
     return runReplay(RSSM_GDN, config, args, workspace, stream, error);

@@ -65,7 +65,7 @@ def trace_networks(whole: Parameters, options: BuildOptions) -> Traced:
         segments.setdefault(name, segment)
         names = {definition_of(segment).get_input(i).name for i in range(definition_of(segment).num_inputs)}
         # the first pass made plugin layers too, of networks that are gone
-        calls[name] = [c for c in recorded.calls if c.output in names]
+        calls[name] = [c for c in recorded.calls if names.intersection(c.outputs)]
         if segment.share is not None:
             shared[segment.share] = name
         return name

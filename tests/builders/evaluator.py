@@ -34,7 +34,7 @@ class NetworkEvaluator:
         exchange with.
         """
         self._calls = list(calls)
-        imitated = {call.output for call in calls if call.output is not None}
+        imitated = {name for call in calls for name in call.outputs}
         names = [definition.get_input(i).name for i in range(definition.num_inputs)]
         self.inputs = [name for name in names if name not in imitated]
         self.outputs = [definition.get_output(i).name for i in range(definition.num_outputs)]

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from tests.builders.recorded_tensorrt import PluginCall
 from tests.weights.test_packing import read_back
-from trtllm_replayssm.bindings import CONV1D, GDN, MAMBA2, MOE
+from trtllm_replayssm.bindings import CONV1D, GDN, MAMBA2, MOE, ROUTE
 from trtllm_replayssm.builders.plugin_fields import PLUGINS, STATE_FORMAT_CODES, WEIGHT_FORMAT_CODES
 from trtllm_replayssm.config import ReplayConfig
 from trtllm_replayssm.dtypes import StateFormat
@@ -34,26 +34,29 @@ FORMAT_OF_CODE = {code: fmt for fmt, code in WEIGHT_FORMAT_CODES.items()}
 
 
 class PluginMemory(dict[str, Tensor]):
-    """Tensors of one run; a plugin's output is computed when a layer first reads it."""
+    """Tensors of one run; a plugin's outputs are computed when a layer first reads one of them."""
 
     def __init__(self, values: Mapping[str, Tensor], calls: list[PluginCall]) -> None:
         super().__init__(values)
-        self._calls = {call.output: call for call in calls if call.output is not None}
+        self._calls = {name: call for call in calls for name in call.outputs}
 
     def __missing__(self, name: str) -> Tensor:
         call = self._calls[name]
-        self[name] = run_plugin(call, [self[tensor.name] for tensor in call.inputs])
+        self.update(zip(call.outputs, run_plugin(call, [self[tensor.name] for tensor in call.inputs]), strict=True))
         return self[name]
 
 
-def run_plugin(call: PluginCall, inputs: list[Tensor]) -> Tensor:
-    """The output [B, T, width] in the activation type; state is updated in place."""
+def run_plugin(call: PluginCall, inputs: list[Tensor]) -> tuple[Tensor, ...]:
+    """The own outputs [B, T, width]: in the activation type, or ids and weights; state is updated in place."""
     spec, fields = PLUGINS[call.plugin.name], call.plugin.fields
     names = (*spec.data, *spec.rows, *spec.cursors, *spec.weights)
     named = dict(zip(names, inputs, strict=False))
     rest = inputs[len(names) :]
+    if spec.name == ROUTE:
+        assert not rest
+        return _choices(fields, named)
     out = {MAMBA2: _recurrence, GDN: _recurrence, CONV1D: _convolution, MOE: _experts}[spec.name](fields, named, rest)
-    return out.to(named[spec.data[0]].dtype)
+    return (out.to(named[spec.data[0]].dtype),)
 
 
 def _channels(fields: Mapping[str, int], named: Mapping[str, Tensor], name: str, heads: int, width: int) -> Tensor:
@@ -131,23 +134,37 @@ def _chunks(
     return out.flatten(-2)
 
 
-def _experts(fields: Mapping[str, Any], named: Mapping[str, Tensor], rest: list[Tensor]) -> Tensor:
-    """Routing, then every chosen expert of every existing token, one at a time."""
-    fmt, parts = FORMAT_OF_CODE[fields["weight_format"]], 1 + fields["gated"]
-    size = 3 if fmt is MatrixFormat.NVFP4 else 2
-    assert len(rest) == 2 * size
+def _choices(fields: Mapping[str, Any], named: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """ids int32 and weights float32 [B, T, top_k]; -1 and 0 for tokens that do not exist."""
     shape = MoeShape(
-        experts=fields["experts"], top_k=fields["top_k"], intermediate=fields["intermediate"], latent=None,
-        shared_intermediate=1, gated=bool(fields["gated"]), shared_gated=False,
-        router=Router.SIGMOID_BIAS if fields["router"] else Router.SOFTMAX, n_group=fields["groups"],
-        topk_group=fields["topk_group"], norm_topk=bool(fields["norm_topk"]), scaling=fields["scaling"],
+        experts=fields["experts"], top_k=fields["top_k"], intermediate=1, latent=None, shared_intermediate=1,
+        gated=False, shared_gated=False, router=Router.SIGMOID_BIAS if fields["router"] else Router.SOFTMAX,
+        n_group=fields["groups"], topk_group=fields["topk_group"], norm_topk=bool(fields["norm_topk"]),
+        scaling=fields["scaling"],
     )  # fmt: skip
     logits = _channels(fields, named, "logits", fields["experts"], 0)
+    assert named["router_bias"].shape == (fields["experts"],)
+    there = (torch.arange(logits.shape[1]) < named["num_tokens"][:, None]) & (named["slot"] >= 0)[:, None]
+    ids = torch.full((*there.shape, shape.top_k), -1, dtype=torch.int32)
+    weights = torch.zeros(ids.shape)
+    found, weights[there] = route(logits[there], named["router_bias"], shape)
+    ids[there] = found.int()
+    return ids, weights
+
+
+def _experts(fields: Mapping[str, Any], named: Mapping[str, Tensor], rest: list[Tensor]) -> Tensor:
+    """Every chosen expert of every token, one at a time; ids outside 0 .. experts - 1 give no work."""
+    fmt, parts = FORMAT_OF_CODE[fields["weight_format"]], 1 + fields["gated"]
+    size = 3 if fmt is MatrixFormat.NVFP4 else 2
+    assert len(rest) == 2 * size and all(len(part) == fields["experts"] for part in rest)
+    ids, weights = (_channels(fields, named, name, fields["top_k"], 0) for name in ("ids", "weights"))
+    assert (ids.dtype, weights.dtype) == (torch.int32, torch.float32)
     x = _channels(fields, named, "x", fields["width"], 0).float()
     out = torch.zeros(x.shape)
-    for b, t in torch.nonzero(torch.arange(x.shape[1]) < named["num_tokens"][:, None]).tolist():
-        ids, weights = route(logits[b, t][None], named["router_bias"], shape)
-        for expert, weight in zip(ids[0].tolist(), weights[0], strict=True):
+    for b, t in torch.nonzero(((ids >= 0) & (ids < fields["experts"])).any(-1)).tolist():
+        for expert, weight in zip(ids[b, t].tolist(), weights[b, t], strict=True):
+            if not 0 <= expert < fields["experts"]:
+                continue
             *gate, up = _decoded(fmt, rest[:size], expert, fields["intermediate"], fields["width"], parts)
             (down,) = _decoded(fmt, rest[size:], expert, fields["width"], fields["intermediate"], 1)
             inner = functional.linear(x[b, t], up)

@@ -1,7 +1,7 @@
 """A stand-in for the full `tensorrt`: checks every use against its recorded bindings and works with the RTX ones.
 
 Whatever the recorded version does not offer, or offers with other arguments, fails. Plugin layers, which RTX lacks, are
-imitated: a plugin's own output becomes a network input, its aliased outputs are its state inputs. Nothing is compiled.
+imitated: a plugin's own outputs become network inputs, its aliased outputs are its state inputs. Nothing is compiled.
 No test here.
 """
 
@@ -34,13 +34,13 @@ class FakePlugin:
 @dataclass
 class PluginCall:
     """One plugin layer. inputs: tensors in argument order, valid while their network lives; names: theirs at the call;
-    output: name of the network input that stands for its own output, None where it has none.
+    outputs: names of the network inputs that stand for its own outputs.
     """
 
     plugin: FakePlugin
     inputs: list[Any]
     names: list[str]
-    output: str | None
+    outputs: list[str]
 
 
 class FakePluginLayer:
@@ -127,17 +127,29 @@ class Proxy:
         network, fake = self.real, plugin.real
         spec, real = PLUGINS[fake.name], [tensor.real for tensor in inputs]
         own = len(spec.data) + len(spec.rows) + len(spec.cursors) + len(spec.weights)
-        outputs, number = [], len(self.recorded.calls)
-        if spec.outputs:
-            width = fake.fields.get("width") or fake.fields.get("channels") or (
-                fake.fields["heads"] * fake.fields["head_dim"]
-            )
-            outputs.append(network.add_input(f"plugin {number} output", real[0].dtype, (-1, -1, width)))
-        own_name = outputs[0].name if outputs else None
-        self.recorded.calls.append(PluginCall(fake, real, [tensor.name for tensor in real], own_name))
+        number = len(self.recorded.calls)
+        outputs = [
+            network.add_input(f"plugin {number} {name}", _output_type(name, real[0]), (-1, -1, _width(fake)))
+            for name in spec.outputs
+        ]
+        names = [tensor.name for tensor in outputs]
+        self.recorded.calls.append(PluginCall(fake, real, [tensor.name for tensor in real], names))
         state = real[own:] if fake.name != "MoeExperts" else []
         outputs += [network.add_identity(tensor).get_output(0) for tensor in state]
         return Proxy(self.recorded, "IPluginV3Layer", FakePluginLayer(outputs))
+
+
+def _output_type(name: str, first: Any) -> Any:
+    """Of a plugin's own output; first: its first input."""
+    return {"ids": tensorrt_rtx.DataType.INT32, "weights": tensorrt_rtx.DataType.FLOAT}.get(name, first.dtype)
+
+
+def _width(plugin: FakePlugin) -> int:
+    """Channels of a plugin's own outputs."""
+    fields = plugin.fields
+    if plugin.name == "MoeRoute":
+        return int(fields["top_k"])
+    return int(fields.get("width") or fields.get("channels") or fields["heads"] * fields["head_dim"])
 
 
 class FakeCreator:

@@ -34,6 +34,7 @@ from trtllm_replayssm.weights.matrix import DenseMatrix, ExpertStack, Fp8Matrix,
 from trtllm_replayssm.weights.names import split_expert_stack
 from trtllm_replayssm.weights.packing import PackedMatrix
 from trtllm_replayssm.weights.safetensors_file import SafetensorsFile
+from trtllm_replayssm.weights.tensor_parallel import ALONE, TensorParallel
 
 OPTIONS = BuildOptions(target="12.0", replay=ReplayConfig(window=8), max_seq_len=64, context_tokens=16)
 
@@ -86,14 +87,20 @@ def test_experts_lie_beside_the_engines_with_their_own_bytes(name: str, tmp_path
                 assert ours.scale_2 == theirs.scale_2
 
 
+@pytest.mark.parametrize("parallel", [ALONE, TensorParallel(2, 0), TensorParallel(2, 1)], ids=str)
 @pytest.mark.parametrize("name", ["nemotron-moe-tiny", "qwen3_5-moe-tiny"])
-def test_experts_handed_to_plugins_are_the_checkpoints_bit_for_bit(name: str, tmp_path: Path) -> None:
+def test_experts_handed_to_plugins_are_the_checkpoints_bit_for_bit(
+    name: str, parallel: TensorParallel, tmp_path: Path
+) -> None:
     """Inputs of the network, no constants: mapped arrays of the declared sizes that decode to the stored values."""
+    wanted = replace(
+        OPTIONS, flavour=FlavourName.TENSORRT, target=CURRENT, tp_size=parallel.size, tp_rank=parallel.rank
+    )
     with Checkpoint.open(mixed_checkpoint(name)) as checkpoint:
-        parameters = CheckpointParameters(checkpoint)
-        traced = trace_networks(parameters, replace(OPTIONS, flavour=FlavourName.TENSORRT, target=CURRENT))
-        write_native_weights(tmp_path, traced.programs.values(), parameters, lambda _: None, packed=True)
-        handed = BundleWeights(tmp_path, checkpoint.geometry).packed_experts(traced.programs.values())
+        traced = trace_networks(CheckpointParameters(checkpoint), wanted)
+        write_native_weights(tmp_path, traced.programs.values(), traced.parameters, lambda _: None, packed=True)
+        share = BundleWeights(tmp_path, traced.parameters.geometry, parallel)
+        handed = share.packed_experts(traced.programs.values())
         specs = {n: spec for program in traced.programs.values() for n, spec in program.tensors.items()}
         for tensor, array in handed.items():
             assert (array.dtype.name, array.shape) == (specs[tensor].dtype, specs[tensor].dims)
@@ -104,10 +111,12 @@ def test_experts_handed_to_plugins_are_the_checkpoints_bit_for_bit(name: str, tm
         for stack in stacks:
             prefix, projection = split_expert_stack(stack)
             part, stored = "down" if projection == "down_proj" else "up", checkpoint.experts(stack)
-            for expert in range(len(stored)):
+            own = parallel.units(len(stored))
+            assert len(handed[f"{prefix}.{part}"]) == len(own)
+            for expert, number in enumerate(own):
                 matrices = unpacked(handed, f"{prefix}.{part}", expert, stored)
                 ours = matrices[-1 if projection == "up_proj" else 0]
-                np.testing.assert_array_equal(ours, stored.matrix(expert).dequantize(np.float64))
+                np.testing.assert_array_equal(ours, stored.matrix(number).dequantize(np.float64))
 
 
 def unpacked(handed: dict[str, Any], name: str, expert: int, stored: ExpertStack) -> list[Any]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from trtllm_replayssm.bindings import COMMIT, CONV1D, GDN, MAMBA2, MOE, ssm_tensors
+from trtllm_replayssm.bindings import COMMIT, CONV1D, GDN, MAMBA2, MOE, ROUTE, ssm_tensors
 from trtllm_replayssm.builders.plugin_fields import (
     PLUGINS,
     REAL_FIELDS,
@@ -58,15 +58,28 @@ def test_the_inputs_of_a_recurrence_are_the_libraries_in_order(name: str) -> Non
     assert ports == [*spec.data, *spec.rows, *spec.cursors, *spec.weights]
 
 
-@pytest.mark.parametrize(("name", "header"), [(CONV1D, "conv1d.h"), (COMMIT, "commit.h")])
+@pytest.mark.parametrize(("name", "header"), [(CONV1D, "conv1d.h"), (COMMIT, "commit.h"), (ROUTE, "route.h")])
 def test_the_other_plugins_have_the_libraries_fields_and_inputs(name: str, header: str) -> None:
-    """Their state follows the weights: the window, or the cursors that a commit moves."""
+    """State follows the weights: the window, or the cursors that a commit moves."""
     text = block((SOURCES / header).read_text(), f"struct {name} {{")
     spec = PLUGINS[name]
     assert FIELD.findall(text) == list(spec.all_fields)
     ports = re.findall(r'\{"(\w+)", &Args', block(text, "ports("))
-    state = ["window"] if name == CONV1D else ["origin", "h", "cursor_position"]
+    state = {CONV1D: ["window"], COMMIT: ["origin", "h", "cursor_position"], ROUTE: []}[name]
     assert ports == [*spec.data, *spec.rows, *spec.cursors, *spec.weights, *state]
+
+
+@pytest.mark.parametrize(
+    ("name", "header"), [(CONV1D, "conv1d.h"), (COMMIT, "commit.h"), (ROUTE, "route.h"), (MOE, "experts.h")]
+)
+def test_the_plugins_have_the_libraries_outputs_in_order(name: str, header: str) -> None:
+    text = block((SOURCES / header).read_text(), f"struct {name} {{")
+    assert re.findall(r'\{"(\w+)", &Args', block(text, "results(")) == list(PLUGINS[name].outputs)
+
+
+def test_real_fields_are_the_libraries() -> None:
+    texts = [path.read_text() for path in SOURCES.glob("*.h") if path.name != "fields.h"]  # that one explains
+    assert {name for text in texts for name in re.findall(r'visitor\.real\("(\w+)"', text)} == set(REAL_FIELDS)
 
 
 @pytest.mark.parametrize("fmt", [MatrixFormat.BF16, MatrixFormat.FP8, MatrixFormat.NVFP4])
@@ -74,7 +87,6 @@ def test_the_experts_have_the_libraries_fields_and_inputs(fmt: MatrixFormat) -> 
     text = block((SOURCES / "experts.h").read_text(), f"struct {MOE} {{")
     spec = PLUGINS[MOE]
     assert FIELD.findall(text) == list(spec.all_fields)
-    assert re.findall(r'visitor\.real\("(\w+)"', text) == list(REAL_FIELDS)
     lines = block(text, "ports(").splitlines()
     if fmt is not MatrixFormat.NVFP4:
         lines = [line for line in lines if "if (scaled)" not in line]

@@ -21,13 +21,13 @@ from tests.builders.test_evaluated_sessions import FLOAT32, REPLAY, assert_close
 from tests.parallel.thread_ranks import ThreadRanks, on_all, thread_ranks
 from tests.session.sessions import CPU, states
 from tests.tolerance import REPLAY_LOGIT_NOISE
-from trtllm_replayssm.bindings import LOGITS, RANK_JOIN, RANK_SUM, OpStep
+from trtllm_replayssm.bindings import LOGITS, MOE, RANK_JOIN, RANK_SUM, ROUTE, OpStep
 from trtllm_replayssm.builders.flavour import CURRENT, FlavourName
 from trtllm_replayssm.builders.options import BuildOptions
 from trtllm_replayssm.builders.parameters import CheckpointParameters
 from trtllm_replayssm.config import PoolConfig, ReplayConfig
 from trtllm_replayssm.dtypes import StateFormat
-from trtllm_replayssm.errors import EngineMismatchError, UnsupportedError
+from trtllm_replayssm.errors import EngineMismatchError
 from trtllm_replayssm.ops.layer_state import ReplayLayerState
 from trtllm_replayssm.runtime.session.base import Logits, MtpRow, PrefillChunk
 from trtllm_replayssm.runtime.session.tensorrt_session import TensorRtSession
@@ -38,7 +38,7 @@ from trtllm_replayssm.weights.shard import CheckpointShard
 from trtllm_replayssm.weights.tensor_parallel import partial_results
 
 SEGMENTED = ("nemotron-dense", "nemotron-moe", "nemotron-moe-groups", "qwen-dense", "qwen-moe", "nemotron-moe-tiny")
-IN_ONE = ("nemotron-dense", "qwen-dense", "qwen3_5-tiny")  # plugins: without experts
+IN_ONE = (*SEGMENTED, "qwen3_5-tiny")
 POOL = PoolConfig(slots=4, max_seq_len=160, activation=FLOAT32)
 PAIRS = [(name, FlavourName.RTX) for name in SEGMENTED] + [(name, FlavourName.TENSORRT) for name in IN_ONE]
 
@@ -136,9 +136,25 @@ def test_sums_follow_a_mixer_and_a_feed_forward_part_and_the_join_ends_the_progr
     assert program.tensors[LOGITS].dims == ("B", "K", vocab)
 
 
-def test_experts_of_a_rank_are_refused_as_plugins() -> None:
-    with open_checkpoint("qwen-moe") as checkpoint, pytest.raises(UnsupportedError, match="tensorrt_rtx"):
-        trace_networks(CheckpointParameters(checkpoint), of_rank(1, FlavourName.TENSORRT))
+@pytest.mark.parametrize("name", ["nemotron-moe-groups", "qwen-moe"])
+def test_every_rank_routes_over_all_experts_and_counts_its_own_from_zero(name: str) -> None:
+    """Ids reach the experts as the router gives them on the first rank, less the number of the first on others."""
+    with open_checkpoint(name) as checkpoint:
+        experts = checkpoint.experts(next(n for n in checkpoint.names() if n.endswith("experts.up_proj")))
+        for rank, first in enumerate((0, len(experts) // 2)):
+            traced = trace_networks(CheckpointParameters(checkpoint), of_rank(rank, FlavourName.TENSORRT))
+            (calls,) = traced.calls.values()
+            routes, sums = ([c for c in calls if c.plugin.name == op] for op in (ROUTE, MOE))
+            assert len(routes) == len(sums) > 0
+            for route, experts_of in zip(routes, sums, strict=True):
+                assert route.plugin.fields["experts"] == len(experts)
+                assert experts_of.plugin.fields["experts"] == len(experts) // 2
+                assert (experts_of.names[1] == route.outputs[0]) == (first == 0)
+                assert experts_of.names[2] == route.outputs[1]
+            constants = next(iter(traced.segments.values())).network.constants
+            assert [c.array.item() for c in constants.values() if c.dtype == "int32" and c.array.size == 1] == (
+                [first] if first else []
+            )
 
 
 def test_ranks_record_together_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

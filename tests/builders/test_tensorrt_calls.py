@@ -15,7 +15,7 @@ pytest.importorskip("tensorrt_rtx", reason="needs the wheels of tensorrt-rtx-cu1
 
 from tests.builders.quantised import TINY, mixed_checkpoint
 from tests.builders.recorded_tensorrt import ENGINE, Recorded, RecordedTensorRt
-from trtllm_replayssm.bindings import COMMIT, CONV1D, GDN, MAMBA2, MOE
+from trtllm_replayssm.bindings import COMMIT, CONV1D, GDN, MAMBA2, MOE, ROUTE
 from trtllm_replayssm.builders.build import BuildReport, build
 from trtllm_replayssm.builders.flavour import CURRENT, FlavourName, load
 from trtllm_replayssm.builders.inspect_bundle import summarise_bundle
@@ -62,6 +62,7 @@ def test_every_call_of_a_build_exists_in_the_full_bindings(name: str, recorded: 
     for op in (recurrence, CONV1D):
         assert made.count(op) >= len(geometry.ssm_layers)
     assert made.count(COMMIT) == 1 and (MOE in made) == (geometry.moe is not None)
+    assert made.count(ROUTE) == made.count(MOE)
     assert {("INetworkDefinition", "add_plugin_v3"), ("INetworkDefinition", "add_attention_v2")} <= recorded.used
 
 

@@ -28,14 +28,14 @@ def raw(tensor: Tensor) -> bytes:
 @dataclass(frozen=True)
 class PluginCase:
     """steps: the inputs of each step up to the state, in the plugin's order; state: in-place inputs at the start, which
-    follow; width: channels of the dense output, 0 for none.
+    follow; results: type and channels of each dense output.
     """
 
     plugin: str
     fields: dict[str, int | float]
     steps: list[list[Tensor]]
     state: list[Tensor]
-    width: int
+    results: list[tuple[torch.dtype, int]]
 
     def write(self, path: Path) -> None:
         """The file that tests/tensorrt/host/device.cpp reads."""
@@ -47,7 +47,10 @@ class PluginCase:
         out += struct.pack("<i", len(inputs))
         for tensor, in_place in inputs:
             out += struct.pack(f"<iii{tensor.dim()}q", TYPES[tensor.dtype], in_place, tensor.dim(), *tensor.shape)
-        out += struct.pack("<ii", self.width, len(self.steps))
+        out += struct.pack("<i", len(self.results))
+        for dtype, width in self.results:
+            out += struct.pack("<ii", TYPES[dtype], width)
+        out += struct.pack("<i", len(self.steps))
         with path.open("wb") as file:
             file.write(out)
             for tensor in (*self.state, *(t for step in self.steps for t in step)):
@@ -64,7 +67,7 @@ class PluginCase:
         return [file.read_bytes() for file in (Path(f"{path}.out"), Path(f"{path}.replayed"), *threads)]
 
     def check(self, host: Path, folder: Path, outputs: list[Tensor], state: list[Tensor]) -> None:
-        """Every run wrote these bits; outputs: one per step, none for width 0."""
+        """Every run wrote these bits; outputs: the results of each step, step after step."""
         direct, replayed, *threads = self.run(host, folder)
         expected = b"".join(raw(tensor) for tensor in (*outputs, *state))
         assert len(direct) == len(expected)

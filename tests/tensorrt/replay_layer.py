@@ -150,4 +150,5 @@ class RecordedLayer:
     def case(self) -> tuple[PluginCase, list[Any], list[Any]]:
         """The calls so far -> case, outputs and states."""
         plugin = "GatedDeltaNetReplay" if self.gdn else "Mamba2Replay"
-        return PluginCase(plugin, self.fields(), self.steps, self.start, self.shape.inner), self.outputs, self.memory()
+        results = [(torch.bfloat16, self.shape.inner)]
+        return PluginCase(plugin, self.fields(), self.steps, self.start, results), self.outputs, self.memory()

@@ -17,7 +17,7 @@ import pytest
 pytest.importorskip("tensorrt_rtx", reason="needs the wheels of tensorrt-rtx-cu13")
 
 from tests.builders.bundles import trace_networks
-from trtllm_replayssm.bindings import MOE
+from trtllm_replayssm.bindings import MOE, ROUTE
 from trtllm_replayssm.builders.flavour import FlavourName
 from trtllm_replayssm.builders.options import BuildOptions
 from trtllm_replayssm.builders.parameters import HollowParameters
@@ -61,10 +61,10 @@ def test_the_library_creates_every_plugin_from_the_builders_fields(
         creator = registry.get_creator(call.plugin.name, VERSION, NAMESPACE)
         assert creator is not None, call.plugin.name
         assert make(lean, creator, call.plugin.fields) is not None, call.plugin
-        wrong = {**call.plugin.fields, "activation": 99}
+        wrong = {**call.plugin.fields, "top_k" if call.plugin.name == ROUTE else "activation": 99}
         assert make(lean, creator, wrong) is None
         created.add(call.plugin.name)
-    assert MOE in created and len(created) >= 3
+    assert {MOE, ROUTE} <= created and len(created) >= 4
 
 
 def make(lean: Any, creator: Any, fields: dict[str, Any]) -> Any:

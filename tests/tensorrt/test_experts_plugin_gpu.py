@@ -1,4 +1,5 @@
-"""`enqueue` of `MoeExperts` on a GPU: the bits of rssm_route and rssm_experts, and near the formula in float64.
+"""`enqueue` of `MoeRoute` and `MoeExperts` on a GPU: the bits of rssm_route and rssm_experts, and near the formula in
+float64; one of two ranks' share of the experts too.
 
 Oracles O4 (the C ABI, compared with the specification in tests/native) and O1 with the bound of tests/native: twice
 what the same formula loses in bfloat16 torch (O3).
@@ -32,7 +33,7 @@ if REASON is None:
     from trtllm_replayssm.runtime.session.expert_stacks import stack
 
 FORMATS = {"nvfp4": MatrixFormat.NVFP4, "fp8": MatrixFormat.FP8, "bf16": MatrixFormat.BF16}
-PAD = 8  # channels of a projection before what the plugin reads
+PAD = 8  # channels of a tensor before what the plugin reads
 ROWS, SLOTS, COUNTS = 5, [2, -1, 0, 4, 1], [3, 4, 0, 4, 1]
 CASES = [
     LayerCase("nvfp4", 8, 128, 96, 2, True, 4), LayerCase("nvfp4", 32, 256, 128, 6, False, 4),
@@ -57,12 +58,18 @@ def routing(case: LayerCase) -> MoeShape:
     )  # fmt: skip
 
 
-def fields(case: LayerCase, shape: MoeShape) -> dict[str, int | float]:
+def route_fields(case: LayerCase, shape: MoeShape) -> dict[str, int | float]:
     return {
-        "experts": case.experts, "top_k": case.top_k, "width": case.width, "intermediate": case.inner,
+        "experts": case.experts, "top_k": case.top_k, "router": ROUTER_CODES[shape.router], "groups": shape.n_group,
+        "topk_group": shape.topk_group, "norm_topk": 1, "scaling": shape.scaling, "logits_offset": 1,
+    }  # fmt: skip
+
+
+def expert_fields(case: LayerCase, experts: int) -> dict[str, int | float]:
+    return {
+        "experts": experts, "top_k": case.top_k, "width": case.width, "intermediate": case.inner,
         "gated": int(case.gated), "weight_format": WEIGHT_FORMAT_CODES[FORMATS[case.kind]],
-        "router": ROUTER_CODES[shape.router], "groups": shape.n_group, "topk_group": shape.topk_group, "norm_topk": 1,
-        "scaling": shape.scaling, "activation": int(_abi.Dtype.BFLOAT16), "x_offset": PAD, "logits_offset": 1,
+        "activation": int(_abi.Dtype.BFLOAT16), "x_offset": PAD, "ids_offset": 1, "weights_offset": PAD,
     }  # fmt: skip
 
 
@@ -76,46 +83,88 @@ def packed_inputs(stacks: native_experts.ExpertStacks) -> list[Tensor]:
     return tensors
 
 
+def behind(tensor: Tensor, pad: int, value: float) -> Tensor:
+    """The tensor behind `pad` other channels, which nobody may read."""
+    return torch.nn.functional.pad(tensor, (pad, 0), value=value)
+
+
+class Steps:
+    """Three steps of a layer: rows that move, logits that differ, and what the library chooses for them."""
+
+    def __init__(self, case: LayerCase) -> None:
+        tokens, device = case.tokens, torch.device("cuda")
+        self.shape = routing(case)
+        self.layer = Layer(
+            LayerCase(case.kind, case.experts, case.width, case.inner, case.top_k, case.gated, ROWS * tokens)
+        )
+        random = torch.Generator("cuda").manual_seed(2)
+        self.bias = torch.randn(case.experts, generator=random, device=device) * 0.1
+        slot, count = (torch.tensor(values, dtype=torch.int32, device=device) for values in (SLOTS, COUNTS))
+        self.rows: list[StepRows] = []
+        self.logits, self.ids, self.weights = [], [], []
+        for _ in range(3):
+            self.rows.append(StepRows(slot, count))
+            self.logits.append(torch.randn(ROWS, tokens, 1 + case.experts, generator=random, device=device))
+            ids, weights = native_experts.route(self.logits[-1][..., 1:], self.bias, self.shape, self.rows[-1])
+            live = ((torch.arange(tokens, device=device) < count[:, None]) & (slot >= 0)[:, None]).view(-1)
+            assert bool((ids[~live] == -1).all()) and bool((ids[live] >= 0).all())
+            self.ids.append(ids)
+            self.weights.append(weights)
+            slot, count = slot.roll(1), count.roll(1)
+
+    def stacks(self, first: int, last: int) -> native_experts.ExpertStacks:
+        """Experts first .. last - 1 as the kernels take them."""
+        device = torch.device("cuda")
+        parts = [stack(matrices[first:last], last - first, device) for matrices in (self.layer.up, self.layer.down)]
+        return native_experts.ExpertStacks(up=parts[0], down=parts[1])
+
+
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_the_plugin_routes_and_sums_as_the_library_does(case: LayerCase, gpu_host: Path, tmp_path: Path) -> None:
-    shape, tokens = routing(case), case.tokens
-    layer = Layer(LayerCase(case.kind, case.experts, case.width, case.inner, case.top_k, case.gated, ROWS * tokens))
-    device = torch.device("cuda")
-    stacks = native_experts.ExpertStacks(
-        up=stack(layer.up, case.experts, device), down=stack(layer.down, case.experts, device)
-    )
-    random = torch.Generator("cuda").manual_seed(2)
-    bias = torch.randn(case.experts, generator=random, device=device) * 0.1
-    slot, count = (torch.tensor(values, dtype=torch.int32, device=device) for values in (SLOTS, COUNTS))
-    rows, steps, outputs = StepRows(slot, count), [], []
-    x = torch.full((ROWS, tokens, PAD + case.width), float("nan"), dtype=torch.bfloat16, device=device)
-    x[..., PAD:] = layer.x.view(ROWS, tokens, -1).to(device)
-    for step in range(3):
-        logits = torch.randn(ROWS, tokens, 1 + case.experts, generator=random, device=device)
-        ids, weights = native_experts.route(logits[..., 1:], bias, shape, rows)
-        given = x[..., PAD:].reshape(ROWS * tokens, -1)
-        out = native_experts.experts(given, ids, weights, stacks).view(ROWS, tokens, -1)
-        live = (torch.arange(tokens, device=device) < count[:, None]) & (slot >= 0)[:, None]
-        assert not out[~live].any(), "tokens that do not exist are zero"
+def test_the_plugin_routes_as_the_library_does(case: LayerCase, gpu_host: Path, tmp_path: Path) -> None:
+    made = Steps(case)
+    steps = [
+        [logits, rows.slot, rows.num_tokens, made.bias] for logits, rows in zip(made.logits, made.rows, strict=True)
+    ]
+    outputs = [tensor for pair in zip(made.ids, made.weights, strict=True) for tensor in pair]
+    results = [(torch.int32, case.top_k), (torch.float32, case.top_k)]
+    PluginCase("MoeRoute", route_fields(case, made.shape), steps, [], results).check(gpu_host, tmp_path, outputs, [])
+
+
+@pytest.mark.parametrize("part", ["all", "lower half", "upper half"])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_plugin_sums_as_the_library_does(case: LayerCase, part: str, gpu_host: Path, tmp_path: Path) -> None:
+    """A half is what one of two ranks has: ids are shifted to it, and those outside it give no work."""
+    made, half = Steps(case), case.experts // 2
+    first, last = {"all": (0, case.experts), "lower half": (0, half), "upper half": (half, case.experts)}[part]
+    stacks, layer, steps, outputs = made.stacks(first, last), made.layer, [], []
+    for step, (ids, weights) in enumerate(zip(made.ids, made.weights, strict=True)):
+        own = torch.where((ids >= first) & (ids < last), ids - first, -1)
+        x = layer.x.cuda()
+        out = native_experts.experts(x, own, weights, stacks)
         if step == 0:
-            layer.ids, layer.weights = ids.cpu(), weights.cpu()
+            layer.ids, layer.weights = torch.where(own >= 0, own + first, -1).cpu(), weights.cpu()
             truth, plain = layer.result(rounded=False), layer.result(rounded=True)
-            assert (out.view(ROWS * tokens, -1).double().cpu() - truth).norm() <= FACTOR * (plain - truth).norm()
-        steps.append([x.masked_fill(~live[..., None], float("nan")), logits, slot, count, bias, *packed_inputs(stacks)])
+            assert (out.double().cpu() - truth).norm() <= FACTOR * (plain - truth).norm()
+        unread = x.masked_fill((own < 0).all(-1)[:, None], float("nan"))
+        given = [behind(unread, PAD, float("nan")), behind(ids - first, 1, 0), behind(weights, PAD, float("nan"))]
+        steps.append([*(t.view(ROWS, case.tokens, -1) for t in given), *packed_inputs(stacks)])
         outputs.append(out)
-        slot, count = slot.roll(1), count.roll(1)
-        rows = StepRows(slot, count)
-    plugin = PluginCase("MoeExperts", fields(case, shape), steps, [], case.width)
+    plugin = PluginCase("MoeExperts", expert_fields(case, last - first), steps, [], [(torch.bfloat16, case.width)])
     plugin.check(gpu_host, tmp_path, outputs, [])
 
 
 @pytest.mark.parametrize(("rows", "tokens"), [(0, 1), (3, 0)])
 def test_an_empty_step_does_nothing(rows: int, tokens: int, gpu_host: Path, tmp_path: Path) -> None:
     case = LayerCase("nvfp4", 8, 128, 96, 2, True, 1)
-    layer, device = Layer(case), torch.device("cuda")
-    stacks = native_experts.ExpertStacks(up=stack(layer.up, 8, device), down=stack(layer.down, 8, device))
-    x = torch.zeros(rows, tokens, PAD + case.width, dtype=torch.bfloat16)
-    index = torch.zeros(rows, dtype=torch.int32)
-    step = [x, torch.zeros(rows, tokens, 9), index, index, torch.zeros(8), *packed_inputs(stacks)]
-    plugin = PluginCase("MoeExperts", fields(case, routing(case)), [step], [], case.width)
+    made, index = Steps(case), torch.zeros(rows, dtype=torch.int32)
+
+    def nothing(channels: int, dtype: torch.dtype) -> Tensor:
+        return torch.zeros(rows, tokens, channels, dtype=dtype)
+
+    step = [nothing(9, torch.float32), index, index, made.bias]
+    results = [(torch.int32, 2), (torch.float32, 2)]
+    PluginCase("MoeRoute", route_fields(case, made.shape), [step], [], results).check(gpu_host, tmp_path, [], [])
+    step = [nothing(PAD + case.width, torch.bfloat16), nothing(3, torch.int32), nothing(PAD + 2, torch.float32)]
+    step += packed_inputs(made.stacks(0, case.experts))
+    plugin = PluginCase("MoeExperts", expert_fields(case, case.experts), [step], [], [(torch.bfloat16, case.width)])
     plugin.check(gpu_host, tmp_path, [], [])

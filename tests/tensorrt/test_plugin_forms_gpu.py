@@ -115,7 +115,7 @@ def test_the_convolution(prompt: bool, library: _abi.Library, gpu_host: Path, tm
         "channels": channels, "kernel": kernel, "max_step_tokens": tokens, "layer": 3, "activation": BFLOAT16,
         "x_offset": offset,
     }  # fmt: skip
-    case = PluginCase("CausalConv1dReplay", fields, steps, [start], channels)
+    case = PluginCase("CausalConv1dReplay", fields, steps, [start], [(torch.bfloat16, channels)])
     case.check(gpu_host, tmp_path, outputs, [window])
 
 
@@ -135,5 +135,5 @@ def test_the_commit(prompt: bool, library: _abi.Library, gpu_host: Path, tmp_pat
             step = _abi.CommitArgs(window=window, ring_rows=window + tokens, accepted=harness.view(kept), **views)
             library.commit(step, harness.Pool._stream())
     assert any(not torch.equal(x, y) for x, y in zip(start, cursors.values(), strict=True))
-    case = PluginCase("ReplayCommit", {"window": window, "max_step_tokens": tokens}, steps, start, 0)
+    case = PluginCase("ReplayCommit", {"window": window, "max_step_tokens": tokens}, steps, start, [])
     case.check(gpu_host, tmp_path, [], list(cursors.values()))

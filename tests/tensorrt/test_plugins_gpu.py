@@ -102,6 +102,7 @@ def test_the_plugin_writes_the_bits_of_the_native_library(
     carry = torch.zeros((1, shape.heads, shape.head_dim, shape.state_dim), device=pool.device)  # untouched by steps
     start = [*(pool.start[name] for name in STATE[kind]), carry]
     steps = [dense_inputs(kind, rows) for rows, _ in pool.steps]
-    case = PluginCase(PLUGIN[kind], fields(shape, config), steps, start, shape.heads * shape.head_dim)
+    results = [(torch.bfloat16, shape.heads * shape.head_dim)]
+    case = PluginCase(PLUGIN[kind], fields(shape, config), steps, start, results)
     outputs = [out for _, out in pool.steps]
     case.check(gpu_host, tmp_path, outputs, [*(pool.tensors[name] for name in STATE[kind]), carry])

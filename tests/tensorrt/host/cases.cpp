@@ -51,7 +51,7 @@ Case mamba2(int32_t recurrence, int32_t read) {
   std::vector<Value> fields = replayFields(recurrence, read);
   fields.insert(fields.end(),
                 {{"x_offset", 0}, {"k_offset", H * P}, {"q_offset", H * P + G * N}, {"dt_offset", 0}});
-  return {"Mamba2Replay", fields, inputs, H * P};
+  return {"Mamba2Replay", fields, inputs, {{kAct, H * P}}};
 }
 
 Case gatedDeltaNet(int32_t recurrence, int32_t read) {
@@ -75,7 +75,7 @@ Case gatedDeltaNet(int32_t recurrence, int32_t read) {
                                {"v_offset", 2 * G * N},
                                {"log_decay_offset", 0},
                                {"beta_offset", H}});
-  return {"GatedDeltaNetReplay", fields, inputs, H * P};
+  return {"GatedDeltaNetReplay", fields, inputs, {{kAct, H * P}}};
 }
 
 Case conv1d() {
@@ -86,7 +86,7 @@ Case conv1d() {
   return {"CausalConv1dReplay",
           {{"channels", D}, {"kernel", kTaps}, {"max_step_tokens", T}, {"layer", 7}, {"activation", RSSM_BFLOAT16},
            {"x_offset", 8}},
-          inputs, D};
+          inputs, {{kAct, D}}};
 }
 
 Case commit() {
@@ -94,27 +94,37 @@ Case commit() {
   for (int i = 0; i < 3; ++i) inputs.push_back({kInt, {B}, false});
   inputs.push_back({kInt, {1}, false});
   for (int i = 0; i < 3; ++i) inputs.push_back({kInt, {S}, true});
-  return {"ReplayCommit", {{"window", L}, {"max_step_tokens", T}}, inputs, 0};
+  return {"ReplayCommit", {{"window", L}, {"max_step_tokens", T}}, inputs, {}};
 }
 
-// Gated experts with the group-limited router; logits lie behind other channels of their projection.
+// The group-limited router; logits lie behind other channels of their projection.
+Case route() {
+  constexpr int64_t E = 8, kTopK = 2;
+  return {"MoeRoute",
+          {{"experts", E}, {"top_k", kTopK}, {"router", 1}, {"groups", 2}, {"topk_group", 1}, {"norm_topk", 1},
+           real("scaling", 2.5f), {"logits_offset", 1}},
+          {{kFloat, {B, T, E + 1}, false}, {kInt, {B}, false}, {kInt, {B}, false}, {kFloat, {E}, false}},
+          {{kInt, kTopK}, {kFloat, kTopK}}};
+}
+
+// Gated experts; everything lies behind other channels, the weights behind most.
 Case experts(int32_t format) {
-  constexpr int64_t E = 8, kWidth = 64, kInner = 72, kGroups = 2, kDownGroups = 1, kScales = 1024;
+  constexpr int64_t E = 8, kTopK = 2, kWidth = 64, kInner = 72, kGroups = 2, kDownGroups = 1, kScales = 1024;
   int64_t bytes = format == RSSM_FLOAT4_E2M1 ? 8192 : format == RSSM_FLOAT8_E4M3 ? 16384 : 32768;
   int64_t factors = format == RSSM_FLOAT8_E4M3 ? kInner : 1;
   DataType raw = DataType::kINT8;
-  std::vector<Input> inputs = {{kAct, {B, T, kWidth + 16}, false}, {kFloat, {B, T, E + 1}, false}, {kInt, {B}, false},
-                               {kInt, {B}, false}, {kFloat, {E}, false}, {raw, {E, kGroups, 1, bytes}, false}};
+  std::vector<Input> inputs = {{kAct, {B, T, kWidth + 16}, false}, {kInt, {B, T, kTopK + 1}, false},
+                               {kFloat, {B, T, kTopK + 8}, false}, {raw, {E, kGroups, 1, bytes}, false}};
   if (format == RSSM_FLOAT4_E2M1) inputs.push_back({raw, {E, kGroups, 1, kScales}, false});
   inputs.push_back({kFloat, {E, 2, factors}, false});
   inputs.push_back({raw, {E, kDownGroups, 1, bytes}, false});
   if (format == RSSM_FLOAT4_E2M1) inputs.push_back({raw, {E, kDownGroups, 1, kScales}, false});
   inputs.push_back({kFloat, {E, 1, 1}, false});
   return {"MoeExperts",
-          {{"experts", E}, {"top_k", 2}, {"width", kWidth}, {"intermediate", kInner}, {"gated", 1},
-           {"weight_format", format}, {"router", 1}, {"groups", 2}, {"topk_group", 1}, {"norm_topk", 1},
-           real("scaling", 2.5f), {"activation", RSSM_BFLOAT16}, {"x_offset", 16}, {"logits_offset", 1}},
-          inputs, kWidth};
+          {{"experts", E}, {"top_k", kTopK}, {"width", kWidth}, {"intermediate", kInner}, {"gated", 1},
+           {"weight_format", format}, {"activation", RSSM_BFLOAT16}, {"x_offset", 16}, {"ids_offset", 1},
+           {"weights_offset", 8}},
+          inputs, {{kAct, kWidth}}};
 }
 
 }  // namespace
@@ -128,6 +138,7 @@ std::vector<Case> cases() {
     }
   }
   all.push_back(conv1d());
+  all.push_back(route());
   for (int32_t format : {RSSM_BFLOAT16, RSSM_FLOAT8_E4M3, RSSM_FLOAT4_E2M1}) all.push_back(experts(format));
   all.push_back(commit());
   return all;

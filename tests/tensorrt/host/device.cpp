@@ -3,9 +3,9 @@
 // FILE, little endian, written by test_plugins_gpu.py:
 //   int32 fields; each: int32 length of the name, its characters, int32 real, int32 value or float32
 //   int32 inputs; each: int32 type, int32 in_place, int32 rank, int64 dims[rank]
-//   int32 width of the dense output or 0, int32 steps
+//   int32 dense outputs; each: int32 type, int32 width; int32 steps
 //   data of the in-place inputs, in order; then for each step the data of the others, in order
-// FILE.out: the dense output after each step, then the in-place tensors at the end. FILE.replayed: the same, the steps
+// FILE.out: the dense outputs after each step, then the in-place tensors at the end. FILE.replayed: the same, the steps
 // run once more from the same start as replays of one CUDA graph. FILE.thread0 and on: by threads at the same time, each
 // with a plugin attached to a context of its own.
 // Before the first step every buffer is filled with 0x7f bytes and the plugin runs once, as an engine builder times its
@@ -97,9 +97,9 @@ void keep(std::ofstream& out, const void* device, size_t bytes) {
   out.write(data.data(), static_cast<std::streamsize>(bytes));
 }
 
-// The plugin's fields, inputs and width; `names` owns what the fields point to.
+// The plugin's fields, inputs and dense outputs; `names` owns what the fields point to.
 Case readCase(const char* plugin, Reader& reader, std::vector<std::string>& names) {
-  Case c{plugin, {}, {}, 0};
+  Case c{plugin, {}, {}, {}};
   int32_t numFields = reader.number<int32_t>();
   names.reserve(static_cast<size_t>(numFields));
   for (int32_t i = 0; i < numFields; ++i) {
@@ -115,7 +115,11 @@ Case readCase(const char* plugin, Reader& reader, std::vector<std::string>& name
     for (int32_t d = 0; d < rank; ++d) input.dims.push_back(reader.number<int64_t>());
     c.inputs.push_back(input);
   }
-  c.width = reader.number<int32_t>();
+  count = reader.number<int32_t>();
+  for (int32_t i = 0; i < count; ++i) {
+    DataType type = static_cast<DataType>(reader.number<int32_t>());
+    c.results.push_back({type, reader.number<int32_t>()});
+  }
   return c;
 }
 
@@ -206,9 +210,9 @@ bool runSteps(Reader& reader, const Case& c, int32_t steps, Layer& layer, const 
   for (int32_t step = 0; step < steps; ++step) {
     load(reader, c, buffers, false);
     if (!layer.run()) return false;
-    if (c.width > 0) keep(file, buffers.outputs[0], buffers.outputBytes[0]);
+    for (size_t i = 0; i < c.results.size(); ++i) keep(file, buffers.outputs[i], buffers.outputBytes[i]);
   }
-  for (size_t i = c.width > 0 ? 1 : 0; i < buffers.outputs.size(); ++i) {
+  for (size_t i = c.results.size(); i < buffers.outputs.size(); ++i) {
     keep(file, buffers.outputs[i], buffers.outputBytes[i]);
   }
   return reader.good();

@@ -59,9 +59,14 @@ struct Contradiction {
 std::vector<Contradiction> contradictions(const char* plugin) {
   std::string name = plugin;
   if (name == "CausalConv1dReplay") return {};
-  if (name != "MoeExperts") return {{"max_step_tokens", 5, "T_max <= L"}};  // the window is 4
-  return {{"top_k", 9, "the 8 experts"}, {"groups", 3, "divisor of the 8 experts"}, {"topk_group", 3, "the 2 groups"},
-          {"width", 68, "multiple of 8"}, {"intermediate", 20, "multiple of 8"}};
+  if (name == "MoeRoute") {
+    return {{"top_k", 9, "the 8 experts"}, {"groups", 3, "divisor of the 8 experts"}, {"topk_group", 3, "the 2 groups"},
+            {"router", 0, "1 with softmax"}};
+  }
+  if (name == "MoeExperts") {
+    return {{"top_k", 9, "the 8 experts"}, {"width", 68, "multiple of 8"}, {"intermediate", 20, "multiple of 8"}};
+  }
+  return {{"max_step_tokens", 5, "T_max <= L"}};  // the window is 4
 }
 
 void checkRefusals(const Case& c) {

@@ -78,12 +78,18 @@ struct Input {
   bool inPlace;
 };
 
-// A plugin with its fields and inputs.
+// A dense output [B, T, width], with memory of its own.
+struct Result {
+  DataType type;
+  int64_t width;
+};
+
+// A plugin with its fields, inputs and dense outputs.
 struct Case {
   const char* plugin;
   std::vector<Value> fields;
   std::vector<Input> inputs;
-  int64_t width;  // channels of the dense output [B, T, width], 0: none
+  std::vector<Result> results;
 };
 
 std::vector<Case> cases();
@@ -106,10 +112,9 @@ inline nvinfer1::PluginTensorDesc descOf(const Input& input) {
   return desc;
 }
 
-// The inputs that the outputs have their memory from, in order; -1: the dense output, which has its own.
+// The inputs that the outputs have their memory from, in order; -1: a dense output, which has its own.
 inline std::vector<int32_t> outputSources(const Case& c) {
-  std::vector<int32_t> sources;
-  if (c.width > 0) sources.push_back(-1);
+  std::vector<int32_t> sources(c.results.size(), -1);
   for (size_t i = 0; i < c.inputs.size(); ++i) {
     if (c.inputs[i].inPlace) sources.push_back(static_cast<int32_t>(i));
   }
@@ -119,7 +124,10 @@ inline std::vector<int32_t> outputSources(const Case& c) {
 inline std::vector<Input> outputsOf(const Case& c) {
   std::vector<Input> outputs;
   for (int32_t source : outputSources(c)) outputs.push_back(c.inputs[static_cast<size_t>(source < 0 ? 0 : source)]);
-  if (c.width > 0) outputs[0].dims[2] = c.width;
+  for (size_t i = 0; i < c.results.size(); ++i) {
+    outputs[i].type = c.results[i].type;
+    outputs[i].dims[2] = c.results[i].width;
+  }
   return outputs;
 }
 
