@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "bench/cases.h"
 #include "bench/ops_support.h"
 #include "replayssm/commit.h"
 #include "replayssm/gated_rms_norm.h"
@@ -14,18 +15,9 @@
 
 namespace {
 
-struct Shape {
-  const char* name;
-  int kind;
-  int64_t heads, groups, headDim, stateDim;
-  int64_t inner() const { return heads * headDim; }
-  int64_t channels() const { return inner() + 2 * groups * stateDim; }
-};
+int64_t innerOf(const Shape& s) { return static_cast<int64_t>(s.heads) * s.headDim; }
+int64_t channelsOf(const Shape& s) { return innerOf(s) + 2 * static_cast<int64_t>(s.groups) * s.stateDim; }
 
-constexpr Shape kShapes[] = {{"nano4b", RSSM_MAMBA2, 96, 8, 80, 128},
-                             {"super120b", RSSM_MAMBA2, 128, 8, 64, 128},
-                             {"qwen4b", RSSM_GDN, 32, 16, 128, 128},
-                             {"qwen122b", RSSM_GDN, 64, 16, 128, 128}};
 constexpr int64_t kTaps = 4;
 constexpr int64_t kColdBytes = int64_t{400} << 20;  // what the rotated sets of buffers hold: several times the L2
 constexpr int kMaxRotations = 512;
@@ -38,7 +30,7 @@ int rotationsFor(double bytes) {
 // Convolution alone and with the decay inputs: steps and prompts.
 void benchInputs(const Reporter& report, const Shape& shape, int64_t rows, int64_t tokens, bool prompt) {
   const bool gdn = shape.kind == RSSM_GDN;
-  const int64_t channels = shape.channels(), heads = shape.heads, ringRows = kTaps - 1 + (prompt ? 1 : tokens);
+  const int64_t channels = channelsOf(shape), heads = shape.heads, ringRows = kTaps - 1 + (prompt ? 1 : tokens);
   const double moved = 2.0 * channels * (2 * tokens + kTaps - 1 + std::min(tokens, ringRows));
   const double decay = tokens * heads * (gdn ? 12.0 : 6.0);
   const double bytes = rows * moved + channels * 4.0 * (kTaps + 1);
@@ -48,9 +40,7 @@ void benchInputs(const Reporter& report, const Shape& shape, int64_t rows, int64
   const rssm_tensor weight = pool.real({channels, kTaps}), bias = pool.real({channels});
   const rssm_tensor headBias = pool.real({heads}), aLog = pool.real({heads});
   const rssm_tensor count = pool.same(rows, static_cast<int32_t>(tokens)), position = pool.same(rows, 1000);
-  std::vector<int32_t> order(static_cast<size_t>(rows));
-  for (size_t i = 0; i < order.size(); ++i) order[i] = static_cast<int32_t>(i);
-  const rssm_tensor slot = pool.integers(order);
+  const rssm_tensor slot = pool.counting(rows);
   for (rssm_ssm_inputs_args& a : sets) {
     a = {};
     a.struct_size = sizeof(a);
@@ -96,7 +86,7 @@ void benchInputs(const Reporter& report, const Shape& shape, int64_t rows, int64
 
 void benchNorm(const Reporter& report, const Shape& shape, int64_t rows, int64_t tokens) {
   const bool gdn = shape.kind == RSSM_GDN;
-  const int64_t width = shape.inner();
+  const int64_t width = innerOf(shape);
   const double bytes = 6.0 * rows * tokens * width;
   const int rotations = rotationsFor(bytes);
   Pool pool;
@@ -148,9 +138,7 @@ void benchStates(const Reporter& report, const Shape& shape, int64_t rows) {
   if (gdn) out.ring_key_factor = pool.real({slots, g, kRing}, 0.1f, 0.2f);
   std::vector<rssm_tensor> slot, states;
   for (int r = 0; r < rotations; ++r) {
-    std::vector<int32_t> order(static_cast<size_t>(rows));
-    for (size_t i = 0; i < order.size(); ++i) order[i] = static_cast<int32_t>(r * rows + static_cast<int64_t>(i));
-    slot.push_back(pool.integers(order));
+    slot.push_back(pool.counting(rows, static_cast<int32_t>(r * rows)));
     states.push_back(pool.real({rows, h, p, n}));
   }
   rssm_state_import_args in{};
@@ -186,9 +174,7 @@ void benchCommit(const Reporter& report, int64_t rows) {
   a.abi_version = RSSM_ABI_VERSION;
   a.window = 16;
   a.ring_rows = 17;
-  std::vector<int32_t> order(static_cast<size_t>(rows));
-  for (size_t i = 0; i < order.size(); ++i) order[i] = static_cast<int32_t>(i);
-  a.slot = pool.integers(order);
+  a.slot = pool.counting(rows);
   a.num_tokens = a.accepted = pool.same(rows, 1);
   a.origin = pool.same(rows, 0);
   a.h = pool.same(rows, 0);
@@ -216,7 +202,7 @@ int main(int argc, char** argv) {
     cudaOk(cudaStreamCreateWithFlags(&report.stream, cudaStreamNonBlocking), "stream");
     report.bandwidth = copyBandwidth(report.stream);
     for (int64_t rows : batches) benchCommit(report, rows);
-    for (const Shape& shape : kShapes) {
+    for (const Shape& shape : case_list::kShapes) {
       if (*only != '\0' && std::strcmp(only, shape.name) != 0) continue;
       for (int64_t rows : batches) {
         for (int64_t tokens : {1, 4}) {

@@ -17,14 +17,12 @@ void bench(const Reporter& report, const Shape& shape, const Case& size) {
   const int64_t b = size.rows, t = size.tokens, h = shape.heads, g = shape.groups, p = shape.headDim,
                 n = shape.stateDim;
   Pool pool;
-  std::vector<int32_t> order(static_cast<size_t>(b));
-  for (size_t i = 0; i < order.size(); ++i) order[i] = static_cast<int32_t>(i);
   rssm_prefill_args a{};
   a.struct_size = sizeof(a);
   a.abi_version = RSSM_ABI_VERSION;
   a.kind = shape.kind;
   a.window = size.window;
-  a.slot = pool.integers(order);
+  a.slot = pool.counting(b);
   a.num_tokens = pool.same(b, static_cast<int32_t>(t));
   a.origin = pool.same(b, 0);
   a.h = pool.same(b, 0);

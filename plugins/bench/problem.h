@@ -1,13 +1,11 @@
 // One benchmark problem: a pool of layer state that is several times the L2, rotated over, and the calls on it.
 #pragma once
 
-#include <memory>
 #include <string>
 #include <vector>
 
 #include "bench/cases.h"
-#include "bench/fill.h"
-#include "bench/support.h"
+#include "bench/pool.h"
 #include "replayssm/conventional.h"
 
 struct Problem {
@@ -18,7 +16,7 @@ struct Problem {
   bool conventional;
   int rows, tokens, window, ringRows, entries, rotations, repeats;
   int64_t slots;
-  std::vector<std::unique_ptr<Buffer>> buffers;
+  Pool pool;
   rssm_update_args args{};
   rssm_tensor states{};  // [S, E, H, P * N], conventional
   std::vector<void*> pendingByH;  // [S] int32 each, all equal to h
@@ -51,9 +49,7 @@ struct Problem {
     call.h.data = pendingByH[static_cast<size_t>(h)];
     call.slot.data = slotByRotation[static_cast<size_t>(rotation)];
     rssm_error error{};
-    if (rssm_update(&call, workspace, kWorkspaceBytes, stream, &error) != RSSM_OK) {
-      throw std::runtime_error(error.message);
-    }
+    ok(rssm_update(&call, workspace, kWorkspaceBytes, stream, &error), error);
   }
 
  private:
@@ -77,61 +73,33 @@ struct Problem {
     call.out = args.out;
     call.state = states;
     rssm_error error{};
-    if (rssm_conventional_update(&call, stream, &error) != RSSM_OK) throw std::runtime_error(error.message);
-  }
-
-  void* allocate(int64_t bytes) {
-    buffers.push_back(std::make_unique<Buffer>(bytes));
-    return buffers.back()->data();
-  }
-
-  rssm_tensor act(std::initializer_list<int64_t> dims, float scale, uint32_t seed) {
-    int64_t count = 1;
-    for (int64_t d : dims) count *= d;
-    void* data = allocate(count * 2);
-    cudaOk(fillBfloat16(data, count, -scale, scale, seed), "fill");
-    return contiguousView(data, RSSM_BFLOAT16, dims);
-  }
-
-  rssm_tensor real(std::initializer_list<int64_t> dims, float low, float high, uint32_t seed) {
-    int64_t count = 1;
-    for (int64_t d : dims) count *= d;
-    void* data = allocate(count * 4);
-    cudaOk(fillFloat32(data, count, low, high, seed), "fill");
-    return contiguousView(data, RSSM_FLOAT32, dims);
-  }
-
-  void* integers(const std::vector<int32_t>& values) {
-    void* data = allocate(static_cast<int64_t>(values.size()) * 4);
-    cudaOk(cudaMemcpy(data, values.data(), values.size() * 4, cudaMemcpyHostToDevice), "copy");
-    return data;
+    ok(rssm_conventional_update(&call, stream, &error), error);
   }
 
   void allocate() {
     const int64_t b = rows, t = tokens, h = shape.heads, g = shape.groups, p = shape.headDim, n = shape.stateDim;
-    workspace = allocate(kWorkspaceBytes);
-    cudaOk(cudaMemset(workspace, 0, kWorkspaceBytes), "workspace");
+    workspace = pool.same(kWorkspaceBytes / 4, 0).data;
     args.struct_size = sizeof(args);
     args.abi_version = RSSM_ABI_VERSION;
     args.kind = shape.kind;
     args.window = window;
-    args.value = act({b, t, h, p}, 1.0f, 1);
-    args.k = act({b, t, g, n}, 1.0f, 2);
-    args.q = act({b, t, g, n}, 1.0f, 3);
+    args.value = pool.act({b, t, h, p});
+    args.k = pool.act({b, t, g, n});
+    args.q = pool.act({b, t, g, n});
     if (shape.kind == RSSM_MAMBA2) {
-      args.dt = real({b, t, h}, 0.001f, 0.1f, 4);
-      args.a = real({h}, -16.0f, -1.0f, 5);
-      args.skip = real({h}, -1.0f, 1.0f, 6);
+      args.dt = pool.real({b, t, h}, 0.001f, 0.1f);
+      args.a = pool.real({h}, -16.0f, -1.0f);
+      args.skip = pool.real({h});
     } else {
-      args.log_decay = real({b, t, h}, -0.2f, -0.001f, 4);
-      args.beta = real({b, t, h}, 0.1f, 1.0f, 5);
+      args.log_decay = pool.real({b, t, h}, -0.2f, -0.001f);
+      args.beta = pool.real({b, t, h}, 0.1f, 1.0f);
     }
-    args.out = act({b, t, h, p}, 1.0f, 7);
-    args.num_tokens = contiguousView(integers(std::vector<int32_t>(static_cast<size_t>(b), tokens)), RSSM_INT32, {b});
-    for (int r = 0; r < rotations; ++r) slotByRotation.push_back(integers(slotsOf(r)));
+    args.out = pool.act({b, t, h, p});
+    args.num_tokens = pool.same(b, tokens);
+    for (int r = 0; r < rotations; ++r) slotByRotation.push_back(pool.integers(slotsOf(r)).data);
     args.slot = contiguousView(slotByRotation[0], RSSM_INT32, {b});
     if (conventional) {
-      states = real({slots, entries, h, p * n}, -1.0f, 1.0f, 8);
+      states = pool.real({slots, entries, h, p * n});
     } else {
       allocatePool();
     }
@@ -151,22 +119,20 @@ struct Problem {
   void allocatePool() {
     const int64_t h = shape.heads, g = shape.groups, p = shape.headDim, n = shape.stateDim;
     if (gdn()) {
-      void* corrections = allocate(slots * h * ringRows * p * 2);
-      cudaOk(fillFloat16(corrections, slots * h * ringRows * p, -1.0f, 1.0f, 9), "fill");
-      args.ring_value = contiguousView(corrections, RSSM_FLOAT16, {slots, h, ringRows, p});
-      args.ring_dt = real({slots, h, ringRows}, -0.2f, -0.001f, 11);
-      args.ring_key_factor = real({slots, g, ringRows}, 0.1f, 0.2f, 12);
+      args.ring_value = pool.half({slots, h, ringRows, p});
+      args.ring_dt = pool.real({slots, h, ringRows}, -0.2f, -0.001f);
+      args.ring_key_factor = pool.real({slots, g, ringRows}, 0.1f, 0.2f);
     } else {
-      args.ring_value = act({slots, h, ringRows, p}, 1.0f, 9);
-      args.ring_dt = real({slots, h, ringRows}, 0.001f, 0.1f, 11);
+      args.ring_value = pool.act({slots, h, ringRows, p});
+      args.ring_dt = pool.real({slots, h, ringRows}, 0.001f, 0.1f);
     }
-    args.checkpoint = real({slots, h, p, n}, -1.0f, 1.0f, 8);
-    args.ring_k = act({slots, g, ringRows, n}, 1.0f, 10);
+    args.checkpoint = pool.real({slots, h, p, n});
+    args.ring_k = pool.act({slots, g, ringRows, n});
     std::vector<int32_t> origin(static_cast<size_t>(slots));
     for (size_t i = 0; i < origin.size(); ++i) origin[i] = static_cast<int32_t>(i * 7 % static_cast<size_t>(ringRows));
-    args.origin = contiguousView(integers(origin), RSSM_INT32, {slots});
+    args.origin = pool.integers(origin);
     for (int pending = 0; pending <= window; ++pending) {
-      pendingByH.push_back(integers(std::vector<int32_t>(static_cast<size_t>(slots), pending)));
+      pendingByH.push_back(pool.same(slots, pending).data);
     }
     args.h = contiguousView(pendingByH[0], RSSM_INT32, {slots});
   }
