@@ -3,7 +3,8 @@
 
 #include <utility>
 
-#include "abi/check.h"
+#include "abi/call.h"
+#include "abi/views.h"
 #include "kernels/attention/params.h"
 
 namespace replayssm {
@@ -14,11 +15,6 @@ constexpr int64_t kMaxHeadSize = 256;
 constexpr int64_t kMaxGridAxis = 65535;   // rows and tokens lie along such axes
 constexpr int64_t kMaxHeads = 1 << 12;
 constexpr float kLog2E = 1.44269504088896340736f;
-constexpr size_t kAlignment = 16;
-
-bool isAbsent(const rssm_tensor& t) { return t.data == nullptr && t.rank == 0; }
-
-int32_t activationType(const rssm_tensor& t) { return t.dtype == RSSM_FLOAT16 ? RSSM_FLOAT16 : RSSM_BFLOAT16; }
 
 // What both operations share: rows, query heads and caches.
 template <class Args>
@@ -188,54 +184,44 @@ size_t workspaceBytes(const AttentionParams& p) {
   return partial + partial / (static_cast<size_t>(p.size) * sizeof(float)) * sizeof(float2);
 }
 
-template <class Args>
-bool checkHeader(Checker& check, const Args* args) {
-  if (args == nullptr) return check.fail(RSSM_INVALID_ARGUMENT, "args", "expected a pointer, got null");
-  return check.header(args->struct_size, sizeof(Args), args->abi_version);
+bool checkCall(Checker& check, const rssm_attention_args* args, int32_t multiprocessors) {
+  if (checkArguments(check, args)) checkAttention(check, *args);
+  return check.range("multiprocessors", multiprocessors, 1, INT32_MAX) && check.ok();
+}
+
+cudaError_t launchInputs(const rssm_attention_inputs_args& a, cudaStream_t stream) {
+  const AttentionInputsParams p = flatten(a);
+  return p.rows == 0 || p.tokens == 0 ? cudaSuccess : launchAttentionInputs(p, stream);
 }
 
 }  // namespace
 }  // namespace replayssm
 
 rssm_status rssm_attention_inputs(const rssm_attention_inputs_args* args, void* stream, rssm_error* error) {
-  replayssm::Checker check("rssm_attention_inputs", error);
-  if (replayssm::checkHeader(check, args)) replayssm::checkInputs(check, *args);
-  if (!check.ok()) return check.status();
-  const replayssm::AttentionInputsParams p = replayssm::flatten(*args);
-  if (p.rows == 0 || p.tokens == 0) return check.status();
-  const cudaError_t code = replayssm::launchAttentionInputs(p, static_cast<cudaStream_t>(stream));
-  if (code != cudaSuccess) check.fail(RSSM_CUDA_ERROR, "launch", "%s", cudaGetErrorString(code));
-  return check.status();
+  return replayssm::checkedCall("rssm_attention_inputs", args, stream, error, replayssm::checkInputs,
+                                replayssm::launchInputs);
 }
 
 rssm_status rssm_attention_workspace(const rssm_attention_args* args, int32_t multiprocessors, size_t* bytes,
                                      rssm_error* error) {
   replayssm::Checker check("rssm_attention_workspace", error);
-  if (replayssm::checkHeader(check, args)) replayssm::checkAttention(check, *args);
-  check.range("multiprocessors", multiprocessors, 1, INT32_MAX);
-  if (check.ok() && bytes == nullptr) check.fail(RSSM_INVALID_ARGUMENT, "bytes", "expected a pointer, got null");
-  if (check.ok()) *bytes = replayssm::workspaceBytes(replayssm::flatten(*args, multiprocessors));
-  return check.status();
+  replayssm::checkCall(check, args, multiprocessors);
+  return replayssm::answerBytes(
+      check, bytes, [&] { return replayssm::workspaceBytes(replayssm::flatten(*args, multiprocessors)); });
 }
 
 rssm_status rssm_attention(const rssm_attention_args* args, int32_t multiprocessors, void* workspace,
                            size_t workspace_bytes, void* stream, rssm_error* error) {
   replayssm::Checker check("rssm_attention", error);
-  if (replayssm::checkHeader(check, args)) replayssm::checkAttention(check, *args);
-  check.range("multiprocessors", multiprocessors, 1, INT32_MAX);
-  if (!check.ok()) return check.status();
+  if (!replayssm::checkCall(check, args, multiprocessors)) return check.status();
   replayssm::AttentionParams p = replayssm::flatten(*args, multiprocessors);
   if (p.rows == 0 || p.tokens == 0) return check.status();
   const size_t needed = replayssm::workspaceBytes(p);
-  if (workspace_bytes < needed) {
-    check.fail(RSSM_WORKSPACE_TOO_SMALL, "workspace", "expected %zu bytes, got %zu", needed, workspace_bytes);
-  } else if (needed > 0 && (workspace == nullptr || reinterpret_cast<uintptr_t>(workspace) % replayssm::kAlignment)) {
-    check.fail(RSSM_INVALID_ARGUMENT, "workspace", "expected a 16-byte aligned address, got %p", workspace);
+  if (!replayssm::checkWorkspace(check, workspace, workspace_bytes, needed)) {
+    return check.status();
   }
-  if (!check.ok()) return check.status();
   p.partial = static_cast<float*>(workspace);
   p.statistic = reinterpret_cast<float2*>(static_cast<char*>(workspace) + replayssm::partialBytes(p));
-  const cudaError_t code = replayssm::launchAttention(p, static_cast<cudaStream_t>(stream));
-  if (code != cudaSuccess) check.fail(RSSM_CUDA_ERROR, "launch", "%s", cudaGetErrorString(code));
+  replayssm::checkLaunch(check, replayssm::launchAttention(p, static_cast<cudaStream_t>(stream)));
   return check.status();
 }

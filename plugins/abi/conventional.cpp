@@ -38,39 +38,32 @@ ConventionalParams flatten(const rssm_conventional_args& a) {
   return p;
 }
 
-// Validates; on failure check.ok() is false.
-void checkArgs(Checker& check, const rssm_conventional_args* args) {
-  if (args == nullptr) {
-    check.fail(RSSM_INVALID_ARGUMENT, "args", "expected a pointer, got null");
-    return;
-  }
-  const rssm_conventional_args& a = *args;
-  check.header(a.struct_size, sizeof(rssm_conventional_args), a.abi_version);
+void checkConventional(Checker& check, const rssm_conventional_args& a) {
   check.range("kind", a.kind, RSSM_MAMBA2, RSSM_GDN);
-  if (check.ok()) checkStep(check, a, a.value.dtype == RSSM_FLOAT16 ? RSSM_FLOAT16 : RSSM_BFLOAT16);
+  if (check.ok()) checkStep(check, a, activationType(a.value));
   if (check.ok()) checkState(check, a);
+}
+
+cudaError_t launch(const rssm_conventional_args& a, cudaStream_t stream) {
+  if (a.value.shape[0] == 0 || a.value.shape[1] == 0) return cudaSuccess;
+  ConventionalParams p = flatten(a);
+  const cudaError_t code = findMultiprocessors(p.multiprocessors);
+  return code == cudaSuccess ? launchConventional(p, stream) : code;
 }
 
 }  // namespace
 }  // namespace replayssm
 
 rssm_status rssm_conventional_update(const rssm_conventional_args* args, void* stream, rssm_error* error) {
-  using namespace replayssm;
-  Checker check("rssm_conventional_update", error);
-  checkArgs(check, args);
-  if (!check.ok() || args->value.shape[0] == 0 || args->value.shape[1] == 0) return check.status();
-  ConventionalParams p = flatten(*args);
-  cudaError_t code = findMultiprocessors(p);
-  if (code == cudaSuccess) code = launchConventional(p, static_cast<cudaStream_t>(stream));
-  if (code != cudaSuccess) check.fail(RSSM_CUDA_ERROR, "launch", "%s", cudaGetErrorString(code));
-  return check.status();
+  return replayssm::checkedCall("rssm_conventional_update", args, stream, error, replayssm::checkConventional,
+                                replayssm::launch);
 }
 
 rssm_status rssm_conventional_launch_text(const rssm_conventional_args* args, int32_t multiprocessors, char* text,
                                           size_t text_bytes, rssm_error* error) {
   using namespace replayssm;
   Checker check("rssm_conventional_launch_text", error);
-  checkArgs(check, args);
+  if (checkArguments(check, args)) checkConventional(check, *args);
   check.range("multiprocessors", multiprocessors, 1, 1 << 16);
   if (check.ok() && (text == nullptr || text_bytes == 0)) {
     check.fail(RSSM_INVALID_ARGUMENT, "text", "expected a buffer, got none");

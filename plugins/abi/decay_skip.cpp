@@ -3,7 +3,7 @@
 
 #include <cmath>
 
-#include "abi/check.h"
+#include "abi/call.h"
 #include "abi/update_problem.h"
 #include "kernels/decay_skip/dispatch.h"
 
@@ -19,12 +19,7 @@ struct Plan {
 
 Plan plan(const rssm_decay_skip_args* args, Checker& check) {
   Plan result{};
-  if (args == nullptr) {
-    check.fail(RSSM_INVALID_ARGUMENT, "args", "expected a pointer, got null");
-    return result;
-  }
-  check.header(args->struct_size, sizeof(rssm_decay_skip_args), args->abi_version);
-  if (!check.ok()) return result;
+  if (!checkArguments(check, args)) return result;
   if (!(args->skip_below > 0.0f && args->skip_below <= kLargestThreshold)) {
     check.fail(RSSM_INVALID_ARGUMENT, "skip_below", "expected a number in (0, %g], got %g", kLargestThreshold,
                args->skip_below);
@@ -69,13 +64,8 @@ rssm_status rssm_decay_skip_update(const rssm_decay_skip_args* args, void* works
   replayssm::Checker check("rssm_decay_skip_update", error);
   replayssm::Plan plan = replayssm::plan(args, check);
   if (!check.ok() || plan.launcher == nullptr) return check.status();
-  if (workspace == nullptr || workspace_bytes < RSSM_UPDATE_MAX_WORKSPACE_BYTES) {
-    check.fail(RSSM_WORKSPACE_TOO_SMALL, "workspace", "expected %d bytes, got %zu at %p",
-               RSSM_UPDATE_MAX_WORKSPACE_BYTES, workspace_bytes, workspace);
-    return check.status();
-  }
-  plan.params.tickets = static_cast<uint32_t*>(workspace);
-  cudaError_t code = plan.launcher(plan.params, std::log(args->skip_below), static_cast<cudaStream_t>(stream));
-  if (code != cudaSuccess) check.fail(RSSM_CUDA_ERROR, "launch", "%s", cudaGetErrorString(code));
+  if (!replayssm::useTickets(check, plan.params, workspace, workspace_bytes)) return check.status();
+  const float logThreshold = std::log(args->skip_below);
+  replayssm::checkLaunch(check, plan.launcher(plan.params, logThreshold, static_cast<cudaStream_t>(stream)));
   return check.status();
 }

@@ -2,7 +2,7 @@
 #include "replayssm/draw.h"
 
 #include "abi/alignment.h"
-#include "abi/check.h"
+#include "abi/call.h"
 #include "kernels/draw/params.h"
 
 namespace replayssm {
@@ -63,21 +63,14 @@ DrawParams flatten(const rssm_draw_args& a) {
   return p;
 }
 
+cudaError_t launch(const rssm_draw_args& a, cudaStream_t stream) {
+  const DrawParams p = flatten(a);
+  return p.rows == 0 || p.width == 0 ? cudaSuccess : launchDraw(p, stream);
+}
+
 }  // namespace
 }  // namespace replayssm
 
 rssm_status rssm_draw(const rssm_draw_args* args, void* stream, rssm_error* error) {
-  replayssm::Checker check("rssm_draw", error);
-  if (args == nullptr) {
-    check.fail(RSSM_INVALID_ARGUMENT, "args", "expected a pointer, got null");
-    return check.status();
-  }
-  check.header(args->struct_size, sizeof(rssm_draw_args), args->abi_version);
-  if (check.ok()) replayssm::checkDraw(check, *args);
-  if (!check.ok()) return check.status();
-  const replayssm::DrawParams p = replayssm::flatten(*args);
-  if (p.rows == 0 || p.width == 0) return check.status();
-  const cudaError_t code = replayssm::launchDraw(p, static_cast<cudaStream_t>(stream));
-  if (code != cudaSuccess) check.fail(RSSM_CUDA_ERROR, "launch", "%s", cudaGetErrorString(code));
-  return check.status();
+  return replayssm::checkedCall("rssm_draw", args, stream, error, replayssm::checkDraw, replayssm::launch);
 }

@@ -3,6 +3,7 @@
 
 #include "abi/alignment.h"
 #include "abi/call.h"
+#include "abi/views.h"
 #include "kernels/elementwise/params.h"
 
 namespace replayssm {
@@ -11,10 +12,6 @@ namespace {
 constexpr int kPiece = 8;  // channels of one 16-byte access
 constexpr int64_t kMaxChannels = 1 << 24;
 constexpr int64_t kMaxRows = INT32_MAX;
-
-int32_t activationType(const rssm_tensor& t) { return t.dtype == RSSM_FLOAT16 ? RSSM_FLOAT16 : RSSM_BFLOAT16; }
-
-bool isAbsent(const rssm_tensor& t) { return t.data == nullptr && t.rank == 0; }
 
 void checkNorm(Checker& check, const rssm_rms_norm_args& a) {
   const int32_t act = activationType(a.x);

@@ -1,6 +1,7 @@
 // extern "C" face of the routed experts: validate, lay out the workspace, launch plan, products and sum.
 #include "replayssm/experts.h"
 
+#include "abi/call.h"
 #include "abi/experts_checks.h"
 
 namespace replayssm {
@@ -145,36 +146,25 @@ cudaError_t launchAll(const rssm_experts_args& a, uint8_t* workspace, cudaStream
   return code;
 }
 
-bool checkArgs(Checker& check, const rssm_experts_args* args) {
-  if (args == nullptr) return check.fail(RSSM_INVALID_ARGUMENT, "args", "expected a pointer, got null");
-  check.header(args->struct_size, sizeof(rssm_experts_args), args->abi_version);
-  if (check.ok()) checkExperts(check, *args);
-  return check.ok();
-}
-
 }  // namespace
 }  // namespace replayssm
 
 rssm_status rssm_experts_workspace(const rssm_experts_args* args, size_t* bytes, rssm_error* error) {
   replayssm::Checker check("rssm_experts_workspace", error);
-  if (!replayssm::checkArgs(check, args)) return check.status();
-  *bytes = static_cast<size_t>(replayssm::ExpertsWorkspace(*args).bytes);
-  return check.status();
+  if (replayssm::checkArguments(check, args)) replayssm::checkExperts(check, *args);
+  return replayssm::answerBytes(check, bytes, [&] { return replayssm::ExpertsWorkspace(*args).bytes; });
 }
 
 rssm_status rssm_experts(const rssm_experts_args* args, void* workspace, size_t workspace_bytes, void* stream,
                          rssm_error* error) {
   replayssm::Checker check("rssm_experts", error);
-  if (!replayssm::checkArgs(check, args)) return check.status();
-  const replayssm::ExpertsWorkspace layout(*args);
-  if (workspace_bytes < static_cast<size_t>(layout.bytes)) {
-    check.fail(RSSM_WORKSPACE_TOO_SMALL, "workspace_bytes", "expected at least %lld, got %zu",
-               static_cast<long long>(layout.bytes), workspace_bytes);
+  if (replayssm::checkArguments(check, args)) replayssm::checkExperts(check, *args);
+  if (!check.ok() || args->x.shape[0] == 0) return check.status();
+  const auto needed = static_cast<size_t>(replayssm::ExpertsWorkspace(*args).bytes);
+  if (!replayssm::checkWorkspace(check, workspace, workspace_bytes, needed)) {
     return check.status();
   }
-  if (args->x.shape[0] == 0) return check.status();
-  const cudaError_t code =
-      replayssm::launchAll(*args, static_cast<uint8_t*>(workspace), static_cast<cudaStream_t>(stream));
-  if (code != cudaSuccess) check.fail(RSSM_CUDA_ERROR, "launch", "%s", cudaGetErrorString(code));
+  const auto on = static_cast<cudaStream_t>(stream);
+  replayssm::checkLaunch(check, replayssm::launchAll(*args, static_cast<uint8_t*>(workspace), on));
   return check.status();
 }

@@ -2,7 +2,8 @@
 #include "replayssm/gated_rms_norm.h"
 
 #include "abi/alignment.h"
-#include "abi/check.h"
+#include "abi/call.h"
+#include "abi/views.h"
 #include "kernels/gated_norm/params.h"
 
 namespace replayssm {
@@ -14,7 +15,7 @@ constexpr int64_t kMaxPlaces = INT32_MAX;  // B * T lies along a grid's first ax
 constexpr int64_t kMaxGroups = 65535;      // groups along its second
 
 void checkNorm(Checker& check, const rssm_gated_rms_norm_args& a) {
-  const int32_t act = a.x.dtype == RSSM_FLOAT16 ? RSSM_FLOAT16 : RSSM_BFLOAT16;
+  const int32_t act = activationType(a.x);
   const int64_t* x = a.x.shape;
   check.range("gate_first", a.gate_first, 0, 1);
   check.tensor("x", a.x, act, {kAny, kAny, kAny});
@@ -75,26 +76,16 @@ GatedNormParams flatten(const rssm_gated_rms_norm_args& a) {
   return p;
 }
 
+cudaError_t launch(const rssm_gated_rms_norm_args& a, cudaStream_t stream) {
+  GatedNormParams p = flatten(a);
+  if (p.places == 0) return cudaSuccess;
+  const cudaError_t code = findMultiprocessors(p.multiprocessors);
+  return code == cudaSuccess ? launchGatedNorm(p, stream) : code;
+}
+
 }  // namespace
 }  // namespace replayssm
 
 rssm_status rssm_gated_rms_norm(const rssm_gated_rms_norm_args* args, void* stream, rssm_error* error) {
-  replayssm::Checker check("rssm_gated_rms_norm", error);
-  if (args == nullptr) {
-    check.fail(RSSM_INVALID_ARGUMENT, "args", "expected a pointer, got null");
-    return check.status();
-  }
-  check.header(args->struct_size, sizeof(rssm_gated_rms_norm_args), args->abi_version);
-  if (check.ok()) replayssm::checkNorm(check, *args);
-  if (!check.ok()) return check.status();
-  replayssm::GatedNormParams p = replayssm::flatten(*args);
-  if (p.places == 0) return check.status();
-  int device = 0;
-  cudaError_t code = cudaGetDevice(&device);
-  if (code == cudaSuccess) {
-    code = cudaDeviceGetAttribute(&p.multiprocessors, cudaDevAttrMultiProcessorCount, device);
-  }
-  if (code == cudaSuccess) code = replayssm::launchGatedNorm(p, static_cast<cudaStream_t>(stream));
-  if (code != cudaSuccess) check.fail(RSSM_CUDA_ERROR, "launch", "%s", cudaGetErrorString(code));
-  return check.status();
+  return replayssm::checkedCall("rssm_gated_rms_norm", args, stream, error, replayssm::checkNorm, replayssm::launch);
 }

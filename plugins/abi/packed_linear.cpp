@@ -1,5 +1,6 @@
 // extern "C" face of the dense product with packed weights: one expert, rows in order.
 #include "abi/alignment.h"
+#include "abi/call.h"
 #include "abi/experts_checks.h"
 
 namespace replayssm {
@@ -22,29 +23,24 @@ void checkLinear(Checker& check, const rssm_packed_linear_args& a) {
   }
 }
 
+cudaError_t launch(const rssm_packed_linear_args& a, cudaStream_t stream) {
+  if (a.x.shape[0] == 0) return cudaSuccess;
+  GroupedParams p = groupedParams(a.weight);
+  p.epilogue = ExpertEpilogue::kPlain;
+  p.in = a.x.data;
+  p.inStride = a.x.stride[0];
+  p.out = a.out.data;
+  p.outStride = a.out.stride[0];
+  p.tokens = static_cast<int32_t>(a.x.shape[0]);
+  p.passTokens = choosePassTokens(a.pass_tokens, p.tokens, 1);
+  p.weightsFirst = true;
+  p.programmaticLaunch = (a.flags & RSSM_EXPERTS_PROGRAMMATIC_LAUNCH) != 0;
+  return launchGrouped(p, stream);
+}
+
 }  // namespace
 }  // namespace replayssm
 
 rssm_status rssm_packed_linear(const rssm_packed_linear_args* args, void* stream, rssm_error* error) {
-  replayssm::Checker check("rssm_packed_linear", error);
-  if (args == nullptr) {
-    check.fail(RSSM_INVALID_ARGUMENT, "args", "expected a pointer, got null");
-    return check.status();
-  }
-  check.header(args->struct_size, sizeof(rssm_packed_linear_args), args->abi_version);
-  if (check.ok()) replayssm::checkLinear(check, *args);
-  if (!check.ok() || args->x.shape[0] == 0) return check.status();
-  replayssm::GroupedParams p = replayssm::groupedParams(args->weight);
-  p.epilogue = replayssm::ExpertEpilogue::kPlain;
-  p.in = args->x.data;
-  p.inStride = args->x.stride[0];
-  p.out = args->out.data;
-  p.outStride = args->out.stride[0];
-  p.tokens = static_cast<int32_t>(args->x.shape[0]);
-  p.passTokens = replayssm::choosePassTokens(args->pass_tokens, p.tokens, 1);
-  p.weightsFirst = true;
-  p.programmaticLaunch = (args->flags & RSSM_EXPERTS_PROGRAMMATIC_LAUNCH) != 0;
-  const cudaError_t code = replayssm::launchGrouped(p, static_cast<cudaStream_t>(stream));
-  if (code != cudaSuccess) check.fail(RSSM_CUDA_ERROR, "launch", "%s", cudaGetErrorString(code));
-  return check.status();
+  return replayssm::checkedCall("rssm_packed_linear", args, stream, error, replayssm::checkLinear, replayssm::launch);
 }

@@ -1,18 +1,16 @@
 // extern "C" face of the prompt scan: validate, flatten to PrefillParams, dispatch.
 #include "replayssm/prefill.h"
 
-#include <cuda_runtime_api.h>
-
+#include "abi/call.h"
 #include "abi/prefill_checks.h"
 #include "abi/prefill_staged.h"
+#include "abi/views.h"
 #include "kernels/prefill/dispatch.h"
 
 namespace replayssm {
 namespace {
 
 constexpr int kMaxWindow = 64;
-
-PromptTensor promptTensor(const rssm_tensor& t) { return {t.data, t.stride[0], t.stride[1], t.stride[2]}; }
 
 PrefillParams flatten(const rssm_prefill_args& a, const PrefillSizes& s) {
   PrefillParams p{};
@@ -40,11 +38,11 @@ PrefillParams flatten(const rssm_prefill_args& a, const PrefillSizes& s) {
   p.pending = static_cast<const int32_t*>(a.h.data);
   p.position = static_cast<const int32_t*>(a.position.data);
   p.seed = static_cast<const int64_t*>(a.seed.data);
-  p.value = promptTensor(a.value);
-  p.k = promptTensor(a.k);
-  p.q = promptTensor(a.q);
-  p.dt = promptTensor(s.gdn ? a.log_decay : a.dt);
-  p.beta = promptTensor(a.beta);
+  p.value = tokenTensor(a.value);
+  p.k = tokenTensor(a.k);
+  p.q = tokenTensor(a.q);
+  p.dt = tokenTensor(s.gdn ? a.log_decay : a.dt);
+  p.beta = tokenTensor(a.beta);
   p.a = static_cast<const float*>(a.a.data);
   p.skip = static_cast<const float*>(a.skip.data);
   p.out = a.out.data;
@@ -76,12 +74,8 @@ struct Plan {
 // Everything both public functions need to know; on failure check.ok() is false.
 Plan plan(const rssm_prefill_args* args, Checker& check) {
   Plan result{};
-  if (args == nullptr) {
-    check.fail(RSSM_INVALID_ARGUMENT, "args", "expected a pointer, got null");
-    return result;
-  }
+  if (!checkArguments(check, args)) return result;
   const rssm_prefill_args& a = *args;
-  check.header(a.struct_size, sizeof(rssm_prefill_args), a.abi_version);
   check.range("window", a.window, 1, kMaxWindow);
   check.range("kind", a.kind, RSSM_MAMBA2, RSSM_GDN);
   check.range("flags", a.flags, 0, 0);
@@ -96,13 +90,7 @@ Plan plan(const rssm_prefill_args* args, Checker& check) {
   result.params = flatten(a, s);
   PrefillParams& p = result.params;
   if (p.rows == 0 || p.tokens == 0) return result;
-  int device = 0;
-  cudaError_t code = cudaGetDevice(&device);
-  if (code == cudaSuccess) code = cudaDeviceGetAttribute(&p.multiprocessors, cudaDevAttrMultiProcessorCount, device);
-  if (code != cudaSuccess) {
-    check.fail(RSSM_CUDA_ERROR, "device", "%s", cudaGetErrorString(code));
-    return result;
-  }
+  if (!checkLaunch(check, findMultiprocessors(p.multiprocessors))) return result;
   const PrefillActivation act = s.act == RSSM_FLOAT16 ? PrefillActivation::kFloat16 : PrefillActivation::kBfloat16;
   result.kernel = findPrefill(s.gdn ? PrefillFamily::kGdn : PrefillFamily::kMamba2, act, p);
   if (result.kernel == nullptr) {
@@ -126,9 +114,7 @@ const char* rssm_prefill_supported(void) { return replayssm::supportedPrefills()
 rssm_status rssm_prefill_workspace(const rssm_prefill_args* args, size_t* bytes, rssm_error* error) {
   replayssm::Checker check("rssm_prefill_workspace", error);
   const replayssm::Plan plan = replayssm::plan(args, check);
-  if (check.ok() && bytes == nullptr) check.fail(RSSM_INVALID_ARGUMENT, "bytes", "expected a pointer, got null");
-  if (check.ok()) *bytes = plan.workspaceBytes;
-  return check.status();
+  return replayssm::answerBytes(check, bytes, [&] { return plan.workspaceBytes; });
 }
 
 rssm_status rssm_prefill(const rssm_prefill_args* args, void* workspace, size_t workspace_bytes, void* stream,
@@ -136,10 +122,7 @@ rssm_status rssm_prefill(const rssm_prefill_args* args, void* workspace, size_t 
   replayssm::Checker check("rssm_prefill", error);
   replayssm::Plan plan = replayssm::plan(args, check);
   if (!check.ok() || plan.kernel == nullptr) return check.status();
-  const size_t needed = plan.workspaceBytes;
-  if (needed != 0 && (workspace == nullptr || workspace_bytes < needed)) {
-    check.fail(RSSM_WORKSPACE_TOO_SMALL, "workspace", "expected %zu bytes, got %zu at %p", needed, workspace_bytes,
-               workspace);
+  if (!replayssm::checkWorkspace(check, workspace, workspace_bytes, plan.workspaceBytes)) {
     return check.status();
   }
   char* const space = static_cast<char*>(workspace);
@@ -149,8 +132,7 @@ rssm_status rssm_prefill(const rssm_prefill_args* args, void* workspace, size_t 
     const rssm_status status = replayssm::stageStates(*args, plan.params, space, on, error);
     if (status != RSSM_OK) return status;
   }
-  const cudaError_t code = plan.kernel->launch(plan.params, plan.launch, on);
-  if (code != cudaSuccess) check.fail(RSSM_CUDA_ERROR, "launch", "%s", cudaGetErrorString(code));
+  replayssm::checkLaunch(check, plan.kernel->launch(plan.params, plan.launch, on));
   if (!check.ok() || plan.stagedBytes == 0) return check.status();
   return replayssm::unstageStates(*args, plan.params, space, on, error);
 }

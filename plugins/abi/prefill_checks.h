@@ -3,6 +3,7 @@
 #pragma once
 
 #include "abi/copies.h"
+#include "abi/views.h"
 #include "kernels/prefill/params.h"
 #include "replayssm/prefill.h"
 
@@ -33,7 +34,7 @@ inline PrefillSizes prefillSizes(const rssm_prefill_args& a) {
   s.stateDim = a.k.shape[3];
   s.slots = a.checkpoint.shape[0];
   s.ringRows = a.ring_k.shape[2];
-  s.act = a.value.dtype == RSSM_FLOAT16 ? RSSM_FLOAT16 : RSSM_BFLOAT16;
+  s.act = activationType(a.value);
   s.gdn = a.kind == RSSM_GDN;
   s.staged = a.checkpoint.dtype != RSSM_FLOAT32 || a.read.data != nullptr;
   s.rederives = s.gdn && s.staged;

@@ -1,20 +1,20 @@
 // extern "C" face of the cursor commit after a prompt chunk.
+#include "abi/call.h"
 #include "abi/cursor_checks.h"
 #include "kernels/prefill/dispatch.h"
 #include "replayssm/prefill.h"
 
-rssm_status rssm_prefill_commit(const rssm_prefill_commit_args* args, void* stream, rssm_error* error) {
-  replayssm::Checker check("rssm_prefill_commit", error);
-  if (args == nullptr) {
-    check.fail(RSSM_INVALID_ARGUMENT, "args", "expected a pointer, got null");
-    return check.status();
-  }
-  const rssm_prefill_commit_args& a = *args;
-  check.header(a.struct_size, sizeof(rssm_prefill_commit_args), a.abi_version);
+namespace replayssm {
+namespace {
+
+void checkCommit(Checker& check, const rssm_prefill_commit_args& a) {
   check.range("max_tokens", a.max_tokens, 0, INT32_MAX);
-  replayssm::checkCursorMove(check, a.slot, a.num_tokens, a.origin, a.h, a.position);
-  if (!check.ok() || a.slot.shape[0] == 0) return check.status();
-  replayssm::PrefillCommitParams p{};
+  checkCursorMove(check, a.slot, a.num_tokens, a.origin, a.h, a.position);
+}
+
+cudaError_t launch(const rssm_prefill_commit_args& a, cudaStream_t stream) {
+  if (a.slot.shape[0] == 0) return cudaSuccess;
+  PrefillCommitParams p{};
   p.rows = static_cast<int32_t>(a.slot.shape[0]);
   p.slots = static_cast<int32_t>(a.origin.shape[0]);
   p.maxTokens = a.max_tokens;
@@ -25,7 +25,13 @@ rssm_status rssm_prefill_commit(const rssm_prefill_commit_args* args, void* stre
   p.origin = static_cast<int32_t*>(a.origin.data);
   p.pending = static_cast<int32_t*>(a.h.data);
   p.position = static_cast<int32_t*>(a.position.data);
-  cudaError_t code = replayssm::launchPrefillCommit(p, static_cast<cudaStream_t>(stream));
-  if (code != cudaSuccess) check.fail(RSSM_CUDA_ERROR, "launch", "%s", cudaGetErrorString(code));
-  return check.status();
+  return launchPrefillCommit(p, stream);
+}
+
+}  // namespace
+}  // namespace replayssm
+
+rssm_status rssm_prefill_commit(const rssm_prefill_commit_args* args, void* stream, rssm_error* error) {
+  return replayssm::checkedCall("rssm_prefill_commit", args, stream, error, replayssm::checkCommit,
+                                replayssm::launch);
 }

@@ -1,6 +1,7 @@
 // Staging of states for a prompt chunk: see prefill_staged.h.
 #include "abi/prefill_staged.h"
 
+#include "abi/call.h"
 #include "replayssm/state_io.h"
 
 namespace replayssm {
@@ -58,12 +59,8 @@ rssm_status stageStates(const rssm_prefill_args& a, PrefillParams& p, char* work
   const StagedLayout l = stagedLayout(p);
   const StagedRows rows = rowsAt(l, workspace);
   p.staged = reinterpret_cast<float*>(workspace + l.state);
-  const cudaError_t code = launchStagedRows(p, rows, stream);
-  if (code != cudaSuccess) {
-    Checker check("rssm_prefill", error);
-    check.fail(RSSM_CUDA_ERROR, "launch", "%s", cudaGetErrorString(code));
-    return check.status();
-  }
+  Checker check("rssm_prefill", error);
+  if (!checkLaunch(check, launchStagedRows(p, rows, stream))) return check.status();
   rssm_state_export_args e{};
   e.struct_size = sizeof(e);
   e.abi_version = RSSM_ABI_VERSION;

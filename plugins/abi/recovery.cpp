@@ -1,8 +1,6 @@
 // extern "C" face of the recovery step: validate, flatten to RecoveryParams, launch.
 #include "replayssm/recovery.h"
 
-#include <cuda_runtime_api.h>
-
 #include "abi/step_checks.h"
 
 namespace replayssm {
@@ -45,29 +43,26 @@ RecoveryParams flatten(const rssm_recovery_args& a) {
   return p;
 }
 
-}  // namespace
-}  // namespace replayssm
-
-rssm_status rssm_recovery_step(const rssm_recovery_args* args, void* stream, rssm_error* error) {
-  using namespace replayssm;
-  Checker check("rssm_recovery_step", error);
-  if (args == nullptr) {
-    check.fail(RSSM_INVALID_ARGUMENT, "args", "expected a pointer, got null");
-    return check.status();
-  }
-  const rssm_recovery_args& a = *args;
-  check.header(a.struct_size, sizeof(rssm_recovery_args), a.abi_version);
+void checkRecovery(Checker& check, const rssm_recovery_args& a) {
   check.range("kind", a.kind, RSSM_MAMBA2, RSSM_GDN);
-  const int32_t act = a.value.dtype == RSSM_FLOAT16 ? RSSM_FLOAT16 : RSSM_BFLOAT16;
+  const int32_t act = activationType(a.value);
   if (check.ok()) checkStep(check, a, act);
   if (check.ok() && a.cached_value.data != nullptr) checkCached(check, a, act);
   if (check.ok()) checkState(check, "source", a.source, a, kAny);
   if (check.ok() && a.recovered.data != nullptr) checkState(check, "recovered", a.recovered, a, a.source.shape[0]);
   if (check.ok() && a.end.data != nullptr) checkState(check, "end", a.end, a, a.source.shape[0]);
-  if (!check.ok() || a.value.shape[0] == 0) return check.status();
+}
+
+cudaError_t launch(const rssm_recovery_args& a, cudaStream_t stream) {
+  if (a.value.shape[0] == 0) return cudaSuccess;
   RecoveryParams p = flatten(a);
-  cudaError_t code = findMultiprocessors(p);
-  if (code == cudaSuccess) code = launchRecovery(p, static_cast<cudaStream_t>(stream));
-  if (code != cudaSuccess) check.fail(RSSM_CUDA_ERROR, "launch", "%s", cudaGetErrorString(code));
-  return check.status();
+  const cudaError_t code = findMultiprocessors(p.multiprocessors);
+  return code == cudaSuccess ? launchRecovery(p, stream) : code;
+}
+
+}  // namespace
+}  // namespace replayssm
+
+rssm_status rssm_recovery_step(const rssm_recovery_args* args, void* stream, rssm_error* error) {
+  return replayssm::checkedCall("rssm_recovery_step", args, stream, error, replayssm::checkRecovery, replayssm::launch);
 }

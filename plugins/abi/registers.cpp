@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "abi/call.h"
+#include "abi/views.h"
 #include "kernels/registers/params.h"
 
 namespace replayssm {
@@ -12,8 +13,6 @@ namespace {
 
 constexpr int64_t kMaxCount = 1 << 24;  // rows, slots
 constexpr int64_t kMaxWidth = 1 << 10;
-
-bool isAbsent(const rssm_tensor& t) { return t.data == nullptr && t.rank == 0; }
 
 void all(Checker& check, std::initializer_list<std::pair<const char*, const rssm_tensor*>> tensors) {
   for (const auto& [name, tensor] : tensors) check.contiguous(name, *tensor, 0);

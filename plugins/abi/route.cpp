@@ -1,7 +1,7 @@
 // extern "C" face of the routing: validate, flatten, launch.
 #include "replayssm/route.h"
 
-#include "abi/check.h"
+#include "abi/call.h"
 #include "kernels/experts/route.h"
 
 namespace replayssm {
@@ -73,21 +73,14 @@ RouteParams flatten(const rssm_route_args& a) {
   return p;
 }
 
+cudaError_t launch(const rssm_route_args& a, cudaStream_t stream) {
+  const RouteParams p = flatten(a);
+  return p.rows == 0 || p.tokens == 0 ? cudaSuccess : launchRoute(p, stream);
+}
+
 }  // namespace
 }  // namespace replayssm
 
 rssm_status rssm_route(const rssm_route_args* args, void* stream, rssm_error* error) {
-  replayssm::Checker check("rssm_route", error);
-  if (args == nullptr) {
-    check.fail(RSSM_INVALID_ARGUMENT, "args", "expected a pointer, got null");
-    return check.status();
-  }
-  check.header(args->struct_size, sizeof(rssm_route_args), args->abi_version);
-  if (check.ok()) replayssm::checkRoute(check, *args);
-  if (!check.ok()) return check.status();
-  const replayssm::RouteParams p = replayssm::flatten(*args);
-  if (p.rows * p.tokens == 0) return check.status();
-  const cudaError_t code = replayssm::launchRoute(p, static_cast<cudaStream_t>(stream));
-  if (code != cudaSuccess) check.fail(RSSM_CUDA_ERROR, "launch", "%s", cudaGetErrorString(code));
-  return check.status();
+  return replayssm::checkedCall("rssm_route", args, stream, error, replayssm::checkRoute, replayssm::launch);
 }

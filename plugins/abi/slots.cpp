@@ -1,7 +1,7 @@
 // extern "C" face of slots that change hands: validate, flatten, launch.
 #include "replayssm/slots.h"
 
-#include "abi/check.h"
+#include "abi/call.h"
 #include "abi/copies.h"
 #include "kernels/slots/slots.h"
 
@@ -37,25 +37,13 @@ void fill(Checker& check, const SlotList& slots, const rssm_tensor& t, uint32_t 
   for (int axis = 1; axis < t.rank; ++axis) elements *= t.shape[axis];
   if (elements == 0) return;
   FillParams p{slots, t.data, elementBytes(t.dtype, elements), elementBytes(t.dtype, t.stride[0]), pattern};
-  cudaError_t code = launchFill(p, stream);
-  if (code != cudaSuccess) check.fail(RSSM_CUDA_ERROR, "launch", "%s", cudaGetErrorString(code));
+  checkLaunch(check, launchFill(p, stream));
 }
 
-}  // namespace
-}  // namespace replayssm
-
-rssm_status rssm_reset_slots(const rssm_reset_slots_args* args, void* stream, rssm_error* error) {
-  replayssm::Checker check("rssm_reset_slots", error);
-  if (args == nullptr) {
-    check.fail(RSSM_INVALID_ARGUMENT, "args", "expected a pointer, got null");
-    return check.status();
-  }
-  const rssm_reset_slots_args& a = *args;
-  check.header(a.struct_size, sizeof(rssm_reset_slots_args), a.abi_version);
-  if (check.ok()) replayssm::checkReset(check, a);
-  if (!check.ok() || a.slot.shape[0] == 0) return check.status();
-  replayssm::ResetParams p{};
-  p.slots = replayssm::slotList(a.slot);
+cudaError_t reset(const rssm_reset_slots_args& a, cudaStream_t stream) {
+  if (a.slot.shape[0] == 0) return cudaSuccess;
+  ResetParams p{};
+  p.slots = slotList(a.slot);
   p.newSeed = static_cast<const int64_t*>(a.new_seed.data);
   p.newSeedStride = a.new_seed.stride[0];
   p.newPosition = static_cast<const int32_t*>(a.new_position.data);
@@ -64,36 +52,35 @@ rssm_status rssm_reset_slots(const rssm_reset_slots_args* args, void* stream, rs
   p.pending = static_cast<int32_t*>(a.h.data);
   p.position = static_cast<int32_t*>(a.position.data);
   p.seed = static_cast<int64_t*>(a.seed.data);
-  cudaError_t code = replayssm::launchReset(p, static_cast<cudaStream_t>(stream));
-  if (code != cudaSuccess) check.fail(RSSM_CUDA_ERROR, "launch", "%s", cudaGetErrorString(code));
-  return check.status();
+  return launchReset(p, stream);
+}
+
+}  // namespace
+}  // namespace replayssm
+
+rssm_status rssm_reset_slots(const rssm_reset_slots_args* args, void* stream, rssm_error* error) {
+  return replayssm::checkedCall("rssm_reset_slots", args, stream, error, replayssm::checkReset, replayssm::reset);
 }
 
 rssm_status rssm_clear_state(const rssm_clear_state_args* args, void* stream, rssm_error* error) {
-  replayssm::Checker check("rssm_clear_state", error);
-  if (args == nullptr) {
-    check.fail(RSSM_INVALID_ARGUMENT, "args", "expected a pointer, got null");
-    return check.status();
-  }
+  using namespace replayssm;
+  Checker check("rssm_clear_state", error);
+  if (!checkArguments(check, args)) return check.status();
   const rssm_clear_state_args& a = *args;
-  check.header(a.struct_size, sizeof(rssm_clear_state_args), a.abi_version);
-  check.tensor("slot", a.slot, RSSM_INT32, {replayssm::kAny});
-  check.range("slot: R", a.slot.shape[0], 0, replayssm::kMaxSlots);
-  replayssm::checkCopies(check, {a.checkpoint, a.checkpoint_scale, a.read, a.read_scale, a.read_head_scale},
-                         replayssm::kAny);
+  check.tensor("slot", a.slot, RSSM_INT32, {kAny});
+  check.range("slot: R", a.slot.shape[0], 0, kMaxSlots);
+  checkCopies(check, {a.checkpoint, a.checkpoint_scale, a.read, a.read_scale, a.read_head_scale}, kAny);
   if (!check.ok() || a.slot.shape[0] == 0) return check.status();
-  const replayssm::SlotList slots = replayssm::slotList(a.slot);
-  cudaStream_t on = static_cast<cudaStream_t>(stream);
-  replayssm::fill(check, slots, a.checkpoint, 0, on);
-  if (a.checkpoint.dtype == RSSM_FLOAT8_E4M3) {
-    replayssm::fill(check, slots, a.checkpoint_scale, replayssm::kOneFloat32, on);
-  }
+  const SlotList slots = slotList(a.slot);
+  const auto on = static_cast<cudaStream_t>(stream);
+  fill(check, slots, a.checkpoint, 0, on);
+  if (a.checkpoint.dtype == RSSM_FLOAT8_E4M3) fill(check, slots, a.checkpoint_scale, kOneFloat32, on);
   if (a.read.data == nullptr) return check.status();
-  replayssm::fill(check, slots, a.read, 0, on);
-  if (a.read.dtype == RSSM_FLOAT8_E4M3) replayssm::fill(check, slots, a.read_scale, replayssm::kOneFloat32, on);
+  fill(check, slots, a.read, 0, on);
+  if (a.read.dtype == RSSM_FLOAT8_E4M3) fill(check, slots, a.read_scale, kOneFloat32, on);
   if (a.read.dtype == RSSM_FLOAT4_E2M1) {
-    replayssm::fill(check, slots, a.read_scale, replayssm::kOneE4m3, on);
-    replayssm::fill(check, slots, a.read_head_scale, replayssm::kOneFloat32, on);
+    fill(check, slots, a.read_scale, kOneE4m3, on);
+    fill(check, slots, a.read_head_scale, kOneFloat32, on);
   }
   return check.status();
 }

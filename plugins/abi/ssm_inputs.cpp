@@ -1,10 +1,9 @@
 // extern "C" face of the convolution and of the inputs of a recurrence: validate, flatten, launch.
 #include "replayssm/ssm_inputs.h"
 
-#include <cuda_runtime_api.h>
-
 #include "abi/alignment.h"
-#include "abi/check.h"
+#include "abi/call.h"
+#include "abi/views.h"
 #include "kernels/ssm_inputs/params.h"
 
 namespace replayssm {
@@ -16,10 +15,8 @@ constexpr int kMaxRows = 65535;           // rows lie along the grid's third axi
 constexpr int64_t kMaxTokens = 1 << 20;   // tiles of tokens along its second
 constexpr int64_t kMaxChannels = 1 << 24;
 
-int32_t activationOf(const rssm_tensor& t) { return t.dtype == RSSM_FLOAT16 ? RSSM_FLOAT16 : RSSM_BFLOAT16; }
-
 void checkConv(Checker& check, const rssm_conv1d_args& a, bool prompt) {
-  const int32_t act = activationOf(a.x);
+  const int32_t act = activationType(a.x);
   const int64_t* x = a.x.shape;
   check.tensor("x", a.x, act, {kAny, kAny, kAny});
   check.contiguous("x", a.x, 2);
@@ -86,7 +83,7 @@ SsmInputsParams flatten(const rssm_conv1d_args& a, bool prompt) {
 
 void checkDecay(Checker& check, const rssm_ssm_inputs_args& a) {
   const bool gdn = a.kind == RSSM_GDN;
-  const int32_t act = activationOf(a.conv.x);
+  const int32_t act = activationType(a.conv.x);
   const int64_t rows = a.conv.x.shape[0], tokens = a.conv.x.shape[1];
   check.tensor("decay_in", a.decay_in, act, {rows, tokens, kAny});
   check.contiguous("decay_in", a.decay_in, 2);
@@ -125,44 +122,36 @@ void addDecay(SsmInputsParams& p, const rssm_ssm_inputs_args& a) {
   }
 }
 
-rssm_status launch(Checker& check, SsmInputsParams p, void* stream) {
-  if (p.rows == 0 || p.tokens == 0) return check.status();
-  int device = 0;
-  cudaError_t code = cudaGetDevice(&device);
-  if (code == cudaSuccess) {
-    code = cudaDeviceGetAttribute(&p.multiprocessors, cudaDevAttrMultiProcessorCount, device);
-  }
-  if (code == cudaSuccess) code = launchSsmInputs(p, static_cast<cudaStream_t>(stream));
-  if (code != cudaSuccess) check.fail(RSSM_CUDA_ERROR, "launch", "%s", cudaGetErrorString(code));
-  return check.status();
-}
-
-bool present(Checker& check, const void* args) {
-  return args != nullptr || check.fail(RSSM_INVALID_ARGUMENT, "args", "expected a pointer, got null");
+cudaError_t launch(SsmInputsParams p, cudaStream_t stream) {
+  if (p.rows == 0 || p.tokens == 0) return cudaSuccess;
+  const cudaError_t code = findMultiprocessors(p.multiprocessors);
+  return code == cudaSuccess ? launchSsmInputs(p, stream) : code;
 }
 
 rssm_status conv1d(const char* operation, const rssm_conv1d_args* args, bool prompt, void* stream, rssm_error* error) {
-  Checker check(operation, error);
-  if (!present(check, args)) return check.status();
-  check.header(args->struct_size, sizeof(rssm_conv1d_args), args->abi_version);
-  if (check.ok()) checkConv(check, *args, prompt);
-  if (!check.ok()) return check.status();
-  return launch(check, flatten(*args, prompt), stream);
+  return checkedCall(
+      operation, args, stream, error,
+      [prompt](Checker& check, const rssm_conv1d_args& a) { checkConv(check, a, prompt); },
+      [prompt](const rssm_conv1d_args& a, cudaStream_t on) { return launch(flatten(a, prompt), on); });
+}
+
+void checkInputs(Checker& check, const rssm_ssm_inputs_args& a, bool prompt) {
+  checkArguments(check, &a.conv);
+  check.range("kind", a.kind, RSSM_MAMBA2, RSSM_GDN);
+  if (check.ok()) checkConv(check, a.conv, prompt);
+  if (check.ok()) checkDecay(check, a);
 }
 
 rssm_status ssmInputs(const char* operation, const rssm_ssm_inputs_args* args, bool prompt, void* stream,
                       rssm_error* error) {
-  Checker check(operation, error);
-  if (!present(check, args)) return check.status();
-  check.header(args->struct_size, sizeof(rssm_ssm_inputs_args), args->abi_version);
-  if (check.ok()) check.header(args->conv.struct_size, sizeof(rssm_conv1d_args), args->conv.abi_version);
-  check.range("kind", args->kind, RSSM_MAMBA2, RSSM_GDN);
-  if (check.ok()) checkConv(check, args->conv, prompt);
-  if (check.ok()) checkDecay(check, *args);
-  if (!check.ok()) return check.status();
-  SsmInputsParams p = flatten(args->conv, prompt);
-  addDecay(p, *args);
-  return launch(check, p, stream);
+  return checkedCall(
+      operation, args, stream, error,
+      [prompt](Checker& check, const rssm_ssm_inputs_args& a) { checkInputs(check, a, prompt); },
+      [prompt](const rssm_ssm_inputs_args& a, cudaStream_t on) {
+        SsmInputsParams p = flatten(a.conv, prompt);
+        addDecay(p, a);
+        return launch(p, on);
+      });
 }
 
 }  // namespace

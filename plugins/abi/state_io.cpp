@@ -2,8 +2,9 @@
 #include "replayssm/state_io.h"
 
 #include "abi/alignment.h"
-#include "abi/check.h"
+#include "abi/call.h"
 #include "abi/copies.h"
+#include "abi/views.h"
 #include "kernels/state_io/params.h"
 
 namespace replayssm {
@@ -71,7 +72,7 @@ void checkState(Checker& check, const rssm_tensor& slot, const rssm_tensor& chec
 void checkRing(Checker& check, const rssm_state_export_args& a) {
   const bool gdn = a.kind == RSSM_GDN;
   const int64_t* s = a.checkpoint.shape;
-  const int32_t act = a.ring_k.dtype == RSSM_FLOAT16 ? RSSM_FLOAT16 : RSSM_BFLOAT16;
+  const int32_t act = activationType(a.ring_k);
   checkPoolTensor(check, "ring_k", a.ring_k, act, {s[0], kAny, kAny, s[3]});
   checkPieces(check, "ring_k", a.ring_k);
   if (!check.ok()) return;
@@ -169,32 +170,22 @@ ImportParams flatten(const rssm_state_import_args& a) {
   return p;
 }
 
-// The part both public functions share behind their own checks.
 template <class Args, class Launch>
-rssm_status transfer(const char* operation, const Args* args, rssm_error* error, void (*verify)(Checker&, const Args&),
-                     Launch launch, void* stream) {
-  Checker check(operation, error);
-  if (args == nullptr) {
-    check.fail(RSSM_INVALID_ARGUMENT, "args", "expected a pointer, got null");
-    return check.status();
-  }
-  check.header(args->struct_size, sizeof(Args), args->abi_version);
-  if (check.ok()) verify(check, *args);
-  if (!check.ok()) return check.status();
-  const auto params = flatten(*args);
-  if (params.states == 0) return check.status();
-  cudaError_t code = launch(params, static_cast<cudaStream_t>(stream));
-  if (code != cudaSuccess) check.fail(RSSM_CUDA_ERROR, "launch", "%s", cudaGetErrorString(code));
-  return check.status();
+rssm_status transfer(const char* operation, const Args* args, void* stream, rssm_error* error,
+                     void (*verify)(Checker&, const Args&), Launch launch) {
+  return checkedCall(operation, args, stream, error, verify, [launch](const Args& a, cudaStream_t on) {
+    const auto params = flatten(a);
+    return params.states == 0 ? cudaSuccess : launch(params, on);
+  });
 }
 
 }  // namespace
 }  // namespace replayssm
 
 rssm_status rssm_state_export(const rssm_state_export_args* args, void* stream, rssm_error* error) {
-  return replayssm::transfer("rssm_state_export", args, error, replayssm::checkExport, replayssm::launchExport, stream);
+  return replayssm::transfer("rssm_state_export", args, stream, error, replayssm::checkExport, replayssm::launchExport);
 }
 
 rssm_status rssm_state_import(const rssm_state_import_args* args, void* stream, rssm_error* error) {
-  return replayssm::transfer("rssm_state_import", args, error, replayssm::checkImport, replayssm::launchImport, stream);
+  return replayssm::transfer("rssm_state_import", args, stream, error, replayssm::checkImport, replayssm::launchImport);
 }

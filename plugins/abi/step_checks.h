@@ -1,9 +1,8 @@
 // What the conventional step and the recovery step check and flatten alike.
 #pragma once
 
-#include <cuda_runtime_api.h>
-
-#include "abi/check.h"
+#include "abi/call.h"
+#include "abi/views.h"
 #include "kernels/conventional/params.h"
 #include "replayssm/update.h"
 
@@ -13,8 +12,6 @@ namespace replayssm {
 constexpr int kMaxBaselineTokens = 64;
 constexpr int kBaselineHeadDimStep = 16;        // a warp's largest share of a head's rows
 constexpr int64_t kMaxBaselineRows = 1 << 30;   // B * H * P
-
-inline TokenTensor tokenTensor(const rssm_tensor& t) { return {t.data, t.stride[0], t.stride[1], t.stride[2]}; }
 
 // One set of token inputs by name; absent ones are empty views. `groups`: the keys' heads, kAny: unknown yet.
 struct NamedInputs {
@@ -77,16 +74,6 @@ void checkStep(Checker& check, const Args& a, int32_t act) {
     check.fail(RSSM_INVALID_ARGUMENT, "k: G", "expected groups that divide the %lld heads, got %lld",
                static_cast<long long>(v[2]), static_cast<long long>(groups));
   }
-}
-
-// Of the current device, for the launch choice.
-inline cudaError_t findMultiprocessors(StepParams& p) {
-  int device = 0;
-  cudaError_t code = cudaGetDevice(&device);
-  if (code == cudaSuccess) {
-    code = cudaDeviceGetAttribute(&p.multiprocessors, cudaDevAttrMultiProcessorCount, device);
-  }
-  return code;
 }
 
 inline TokenInputs flattenInputs(const NamedInputs& in, const rssm_tensor& query, bool gdn) {

@@ -1,9 +1,7 @@
 // extern "C" face of the update family: validate, flatten to UpdateParams, dispatch.
 #include "replayssm/update.h"
 
-#include <cuda_runtime_api.h>
-
-#include "abi/check.h"
+#include "abi/call.h"
 #include "abi/copies.h"
 #include "abi/update_params.h"
 #include "abi/update_problem.h"
@@ -14,7 +12,7 @@ namespace {
 
 constexpr int kMaxWindow = 64;
 constexpr int kMaxTokens = 16;
-constexpr size_t kWorkspaceBytes = RSSM_UPDATE_MAX_WORKSPACE_BYTES;  // two counters of the work queue
+constexpr int64_t kMaxRingRows = 256;  // a row's number takes eight bits in the kernels' item headers
 constexpr int kMaxLayer = 65535;    // layers and heads take 16 bits each in the key of stochastic rounding
 constexpr int kMaxHeads = 4096;       // keeps a worker's arithmetic within 32 bits
 constexpr int64_t kMaxItems = 1 << 30;  // B * H, likewise
@@ -114,6 +112,7 @@ void checkState(Checker& check, const rssm_update_args& a, int32_t act) {
     check.fail(RSSM_INVALID_ARGUMENT, "ring_value", "expected C >= window + T = %lld rows, got %lld",
                static_cast<long long>(a.window + v[1]), static_cast<long long>(ringRows));
   }
+  check.range("ring_value: C", ringRows, 1, kMaxRingRows);
 }
 
 }  // namespace
@@ -121,16 +120,12 @@ void checkState(Checker& check, const rssm_update_args& a, int32_t act) {
 UpdateProblem updateProblem(const rssm_update_args* args, Checker& check, int32_t multiprocessors) {
   UpdateProblem result{};
   result.empty = true;
-  if (args == nullptr) {
-    check.fail(RSSM_INVALID_ARGUMENT, "args", "expected a pointer, got null");
-    return result;
-  }
+  if (!checkArguments(check, args)) return result;
   const rssm_update_args& a = *args;
-  check.header(a.struct_size, sizeof(rssm_update_args), a.abi_version);
   check.range("window", a.window, 1, kMaxWindow);
   check.range("kind", a.kind, RSSM_MAMBA2, RSSM_GDN);
   if (!check.ok()) return result;
-  int32_t act = a.value.dtype == RSSM_FLOAT16 ? RSSM_FLOAT16 : RSSM_BFLOAT16;
+  const int32_t act = activationType(a.value);
   checkInputs(check, a, act);
   if (!check.ok()) return result;
   check.range("value: T", a.value.shape[1], 0, kMaxTokens);
@@ -150,17 +145,13 @@ UpdateProblem updateProblem(const rssm_update_args* args, Checker& check, int32_
   result.act = act == RSSM_FLOAT16 ? ActivationType::kFloat16 : ActivationType::kBfloat16;
   if (p.rows == 0 || p.tokens == 0) return result;
   p.multiprocessors = multiprocessors;
-  int device = 0;
-  cudaError_t code = multiprocessors > 0 ? cudaSuccess : cudaGetDevice(&device);
-  if (code == cudaSuccess && multiprocessors == 0) {
-    code = cudaDeviceGetAttribute(&p.multiprocessors, cudaDevAttrMultiProcessorCount, device);
-  }
-  if (code != cudaSuccess) {
-    check.fail(RSSM_CUDA_ERROR, "device", "%s", cudaGetErrorString(code));
-    return result;
-  }
-  result.empty = false;
+  result.empty = multiprocessors == 0 && !checkLaunch(check, findMultiprocessors(p.multiprocessors));
   return result;
+}
+
+bool useTickets(Checker& check, UpdateParams& p, void* workspace, size_t bytes) {
+  p.tickets = static_cast<uint32_t*>(workspace);
+  return checkWorkspace(check, workspace, bytes, RSSM_UPDATE_MAX_WORKSPACE_BYTES, alignof(uint32_t));
 }
 
 }  // namespace replayssm
@@ -172,9 +163,8 @@ const char* rssm_update_supported(void) { return replayssm::supportedUpdates(); 
 rssm_status rssm_update_workspace(const rssm_update_args* args, size_t* bytes, rssm_error* error) {
   replayssm::Checker check("rssm_update_workspace", error);
   const replayssm::UpdatePlan plan = replayssm::updatePlan(args, check);
-  if (check.ok() && bytes == nullptr) check.fail(RSSM_INVALID_ARGUMENT, "bytes", "expected a pointer, got null");
-  if (check.ok()) *bytes = plan.choice.launcher == nullptr ? 0 : replayssm::kWorkspaceBytes;
-  return check.status();
+  return replayssm::answerBytes(check, bytes,
+                                [&] { return plan.choice.launcher == nullptr ? 0 : RSSM_UPDATE_MAX_WORKSPACE_BYTES; });
 }
 
 rssm_status rssm_update(const rssm_update_args* args, void* workspace, size_t workspace_bytes, void* stream,
@@ -182,13 +172,8 @@ rssm_status rssm_update(const rssm_update_args* args, void* workspace, size_t wo
   replayssm::Checker check("rssm_update", error);
   replayssm::UpdatePlan plan = replayssm::updatePlan(args, check);
   if (!check.ok() || plan.choice.launcher == nullptr) return check.status();
-  if (workspace == nullptr || workspace_bytes < replayssm::kWorkspaceBytes) {
-    check.fail(RSSM_WORKSPACE_TOO_SMALL, "workspace", "expected %zu bytes, got %zu at %p", replayssm::kWorkspaceBytes,
-               workspace_bytes, workspace);
-    return check.status();
-  }
-  plan.params.tickets = static_cast<uint32_t*>(workspace);
-  cudaError_t code = plan.choice.launcher(plan.params, plan.choice.launch, static_cast<cudaStream_t>(stream));
-  if (code != cudaSuccess) check.fail(RSSM_CUDA_ERROR, "launch", "%s", cudaGetErrorString(code));
+  if (!replayssm::useTickets(check, plan.params, workspace, workspace_bytes)) return check.status();
+  const auto on = static_cast<cudaStream_t>(stream);
+  replayssm::checkLaunch(check, plan.choice.launcher(plan.params, plan.choice.launch, on));
   return check.status();
 }

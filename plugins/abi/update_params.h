@@ -2,12 +2,11 @@
 #pragma once
 
 #include "abi/copies.h"
+#include "abi/views.h"
 #include "kernels/replay_update/dispatch.h"
 #include "replayssm/update.h"
 
 namespace replayssm {
-
-inline RowTensor rowTensor(const rssm_tensor& t) { return {t.data, t.stride[0], t.stride[1], t.stride[2]}; }
 
 inline StateFormat stateFormat(int32_t dtype) {
   switch (dtype) {
@@ -50,11 +49,11 @@ inline UpdateParams flatten(const rssm_update_args& a) {
   p.numTokensStride = a.num_tokens.stride[0];
   p.origin = static_cast<const int32_t*>(a.origin.data);
   p.pending = static_cast<const int32_t*>(a.h.data);
-  p.value = rowTensor(a.value);
-  p.k = rowTensor(a.k);
-  p.q = rowTensor(a.q);
-  p.dt = rowTensor(a.kind == RSSM_GDN ? a.log_decay : a.dt);
-  p.beta = rowTensor(a.beta);
+  p.value = tokenTensor(a.value);
+  p.k = tokenTensor(a.k);
+  p.q = tokenTensor(a.q);
+  p.dt = tokenTensor(a.kind == RSSM_GDN ? a.log_decay : a.dt);
+  p.beta = tokenTensor(a.beta);
   p.a = static_cast<const float*>(a.a.data);
   p.skip = static_cast<const float*>(a.skip.data);
   p.out = a.out.data;

@@ -25,4 +25,7 @@ struct UpdatePlan {
 // Everything the entry points need to know, likewise.
 UpdatePlan updatePlan(const rssm_update_args* args, Checker& check, int32_t multiprocessors = 0);
 
+// The counters of the work queue are the workspace; false where it does not do.
+bool useTickets(Checker& check, UpdateParams& p, void* workspace, size_t bytes);
+
 }  // namespace replayssm

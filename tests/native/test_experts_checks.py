@@ -128,7 +128,7 @@ def test_a_workspace_that_is_too_small_is_refused(library: _abi.Library) -> None
     args = experts_args()
     size = library.experts_workspace(args)
     assert size > N * K * (INNER + X) * 2
-    with pytest.raises(CapacityError, match=f"workspace_bytes: expected at least {size}, got {size - 1}"):
+    with pytest.raises(CapacityError, match=f"workspace: expected {size} bytes, got {size - 1}"):
         library.experts(args, 1 << 20, size - 1, 0)
 
 

@@ -49,6 +49,7 @@ typedef struct rssm_experts_args {
   rssm_tensor out;          /* [N, X] bfloat16, channels contiguous, rows whole 16 bytes, written */
 } rssm_experts_args;
 
+/* Device bytes of the workspace, 16-byte aligned, whose contents do not matter, before or after. */
 RSSM_API rssm_status rssm_experts_workspace(const rssm_experts_args* args, size_t* bytes, rssm_error* error);
 RSSM_API rssm_status rssm_experts(const rssm_experts_args* args, void* workspace, size_t workspace_bytes, void* stream,
                                   rssm_error* error);

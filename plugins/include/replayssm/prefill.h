@@ -77,8 +77,8 @@ typedef struct rssm_prefill_args {
 } rssm_prefill_args;
 
 /*
- * Device bytes the launch needs beside the tensors of `args`, in *bytes; may be 0. Contents do not matter, before or
- * after. HAZARD: launches that may overlap (other streams) need workspaces of their own.
+ * Device bytes the launch needs beside the tensors of `args`, in *bytes; may be 0. 16-byte aligned; contents do not
+ * matter, before or after. HAZARD: launches that may overlap (other streams) need workspaces of their own.
  */
 RSSM_API rssm_status rssm_prefill_workspace(const rssm_prefill_args* args, size_t* bytes, rssm_error* error);
 

@@ -6,7 +6,7 @@
  * checkpoint, in the same launch. Cursors are read only: rssm_commit moves them afterwards, once for all layers.
  *
  * Letters: B rows, T tokens, S slots, H value heads, G key heads (groups; H is a multiple of G), P = d_v, N = d_k,
- * C ring rows with window < C. Rows with slot -1 or num_tokens 0 read and write nothing but a zero output.
+ * C ring rows with window + T <= C <= 256. Rows with slot -1 or num_tokens 0 read and write nothing but a zero output.
  * HAZARD: an update that flushed must not be repeated before its commit; it would fold the records twice.
  */
 #ifndef REPLAYSSM_UPDATE_H
@@ -105,8 +105,9 @@ typedef struct rssm_update_args {
 } rssm_update_args;
 
 /*
- * Device bytes the launch needs beside the tensors of `args`, in *bytes. The workspace must be zero before its first
- * use; every launch leaves it zero. HAZARD: launches that may overlap (other streams) need workspaces of their own.
+ * Device bytes the launch needs beside the tensors of `args`, in *bytes. The workspace, 4-byte aligned, must be zero
+ * before its first use; every launch leaves it zero. HAZARD: launches that may overlap (other streams) need workspaces of
+ * their own.
  */
 RSSM_API rssm_status rssm_update_workspace(const rssm_update_args* args, size_t* bytes, rssm_error* error);
 

@@ -3,13 +3,12 @@
 
 #include <cuda_runtime.h>
 
+#include "../common/gdn.cuh"
 #include "../common/mbarrier.cuh"
 #include "../common/row_math.cuh"
 #include "params.h"
 
 namespace replayssm {
-
-constexpr float kNormEps = 1e-6f;  // under the root of a key's or query's L2 norm
 
 // Rows kRows * part .. of head `head` of batch row `row`.
 template <class ActType, bool kIsGdn, int kBlockRows>

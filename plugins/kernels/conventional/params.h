@@ -6,15 +6,11 @@
 
 #include <cstdint>
 
+#include "../common/token_tensor.h"
+
 namespace replayssm {
 
 constexpr int kConventionalStateDim = 128;  // N: 32 lanes hold 4 columns each
-
-// A dense tensor [B, T, heads or groups, elements], the last axis contiguous.
-struct TokenTensor {
-  const void* data;
-  int64_t rowStride, tokenStride, headStride;
-};
 
 // The inputs of a row's tokens.
 struct TokenInputs {

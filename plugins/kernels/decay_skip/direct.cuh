@@ -7,6 +7,19 @@
 
 namespace replayssm {
 
+// The branch of readItemState once more: through that function it compiles to other code.
+template <class Traits>
+__device__ __forceinline__ void takeItem(SkippingConsumer<Traits>& consumer, const ItemHeader& item, char* stage,
+                                         const char* keys) {
+  float sum[Traits::kTiles][4] = {};
+  if (item.has(kFaded)) {
+    consumer.clearBeforeFlush(item, stage);
+  } else {
+    consumer.Consumer<Traits>::readItemState(sum, item, stage);
+  }
+  consumer.finishItem(sum, item, stage, keys);
+}
+
 template <class Traits>
 __global__ void __launch_bounds__(32 * Traits::kWarps, kDirectThreads / (32 * Traits::kWarps))
     skippingDirectKernel(const __grid_constant__ UpdateParams p, const __grid_constant__ SharedLayout layout,
@@ -15,7 +28,7 @@ __global__ void __launch_bounds__(32 * Traits::kWarps, kDirectThreads / (32 * Tr
   const int thread = threadIdx.x, head = blockIdx.x, row = blockIdx.y;
   const int group = head / p.headsPerGroup;
   char* const stage = shared + layout.keyBufferBytes;
-  Consumer<Traits> consumer{{p, layout, thread / 32, thread % 32}};
+  SkippingConsumer<Traits> consumer{{{p, layout, thread / 32, thread % 32}}};
   waitForPredecessor();
   RowInfo info = fetchRow(p, row);
   info.tokens = clampedTokens(p, info);
@@ -39,9 +52,9 @@ __global__ void __launch_bounds__(32 * Traits::kWarps, kDirectThreads / (32 * Tr
   loadsDrain();
   __syncthreads();
   const ItemHeader item =
-      ItemHeader::make(faded ? kFaded : 0u, row, info.slot, head, info.origin, info.pending, info.tokens, 0);
+      ItemHeader::make(faded ? kFaded : 0u, row, info.slot, head, 0, info.origin, info.pending, info.tokens);
   consumer.loadVectors(item, shared);
-  consumeItem<Traits>(consumer, item, stage, shared);
+  takeItem<Traits>(consumer, item, stage, shared);
   if (thread < 32 && head == group * p.headsPerGroup) consumer.appendKeys(item, shared);
   if (thread % 32 == 0) bulkWait();
 }

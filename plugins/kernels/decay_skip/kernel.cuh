@@ -10,7 +10,7 @@
 
 namespace replayssm {
 
-constexpr HeaderFlags kFaded = static_cast<HeaderFlags>(32);  // beside the flags of traits.cuh: no state was loaded
+constexpr HeaderFlags kFaded = kFamilyFlag;  // no state was loaded
 
 template <class Traits>
 struct SkippingProducer : Producer<Traits> {
@@ -45,52 +45,23 @@ struct SkippingProducer : Producer<Traits> {
   }
 };
 
-// What a consumer warp does with an item whose head has faded, or not.
+// A consumer warp that looks whether an item's head has faded.
 template <class Traits>
-__device__ __forceinline__ void consumeItem(Consumer<Traits>& consumer, const ItemHeader& item, char* stage,
-                                            const char* keys) {
-  float sum[Traits::kTiles][4] = {};
-  if (item.has(kFaded)) {
-    if (item.pending() + item.tokens() > consumer.p.window) {
-      clearSlab<Traits>(reinterpret_cast<float*>(stage) + consumer.warp * kSlab * Traits::kStateDim, consumer.lane);
+struct SkippingConsumer : Consumer<Traits> {
+  // The caller has set sum to zero.
+  __device__ void readItemState(float (&sum)[Traits::kTiles][4], const ItemHeader& item, char* stage) const {
+    if (item.has(kFaded)) {
+      clearBeforeFlush(item, stage);
+    } else {
+      Consumer<Traits>::readItemState(sum, item, stage);
     }
-  } else {
-    consumer.readItemState(sum, stage);
   }
-  consumer.finishItem(sum, item, stage, keys);
-}
 
-template <class Traits>
-struct SkippingItemLoop : ItemLoop<Traits> {
-  __device__ void run(Consumer<Traits>& consumer, char* share) {
-    const SharedLayout& layout = this->layout;
-    RingCursor at;
-    while (true) {
-      barrierWait(this->barriers.full(at.index), at.parity);
-      char* stage = share + layout.stageOffset(at.index);
-      const ItemHeader item = this->readHeader(stage);
-      if (item.has(kEnd)) break;
-      const int buffer = layout.keyBuffers == 1 ? 0 : item.chunk() & 1;
-      const uint32_t keyParity = layout.keyBuffers == 1 ? item.chunk() & 1 : item.chunk() >> 1;
-      const char* keys = share + layout.keyOffset(buffer);
-      if (item.has(kZero)) {
-        consumer.writeZeros(item);
-      } else {
-        if (item.has(kFirst)) {
-          barrierWait(this->barriers.keysFull(buffer), keyParity);
-          consumer.loadVectors(item, keys);
-          if (consumer.warp == 0 && item.has(kAppendKeys)) consumer.appendKeys(item, keys);
-        }
-        consumeItem<Traits>(consumer, item, stage, keys);
-      }
-      __syncwarp();
-      if (this->lane == 0) {
-        barrierArrive(this->barriers.empty(at.index));
-        if (item.has(kLast) && !item.has(kZero)) barrierArrive(this->barriers.keysEmpty(buffer));
-      }
-      at.advance(layout.stages);
+  // What a flush of a faded head folds into.
+  __device__ void clearBeforeFlush(const ItemHeader& item, char* stage) const {
+    if (item.pending() + item.tokens() > this->p.window) {
+      clearSlab<Traits>(reinterpret_cast<float*>(stage) + this->warp * kSlab * Traits::kStateDim, this->lane);
     }
-    if (this->lane == 0) bulkWait();
   }
 };
 
@@ -112,8 +83,8 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
     const Producer<Traits> base{p, layout, barriers, sharedAddress(share), share, lane, {}, {}};
     SkippingProducer<Traits>(base, logThreshold).run(team * gridDim.x + blockIdx.x, workers);
   } else {
-    Consumer<Traits> consumer{{p, layout, warp, lane}};
-    SkippingItemLoop<Traits>{{layout, barriers, lane}}.run(consumer, share);
+    SkippingConsumer<Traits> consumer{{{p, layout, warp, lane}}};
+    ItemLoop{layout, barriers, lane}.run(consumer, share);
   }
 }
 

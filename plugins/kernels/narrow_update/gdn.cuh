@@ -6,13 +6,11 @@
 // checkpoint and the raw values, 16 records at a time, in float32 and without rounding; it folds these and uses them.
 #pragma once
 
+#include "../common/gdn.cuh"
 #include "fold.cuh"
 #include "part.cuh"
 
 namespace replayssm {
-
-constexpr float kSquaresEps = 1e-6f;  // under the root of a key's or query's L2 norm
-constexpr float kLargestCorrection = 65504.0f;
 
 // Factors of the step's vectors: 1 / |k|, 1 / (|q| sqrt(N)). By one warp, which also appends those of the keys.
 template <class Traits>
@@ -32,7 +30,7 @@ __device__ __forceinline__ void setNorms(const Part<Traits>& part) {
   }
   squares += __shfl_xor_sync(kAllLanes, squares, 1);
   squares += __shfl_xor_sync(kAllLanes, squares, 2);
-  const float norm = sqrtf(squares + kSquaresEps);
+  const float norm = sqrtf(squares + kNormEps);
   const float factor = 1.0f / (vector % 2 == 0 ? norm : norm * sqrtf(static_cast<float>(Traits::kStateDim)));
   if (c != 0) return;
   const UpdateParams& p = part.p;
@@ -108,7 +106,7 @@ __device__ __forceinline__ void solveTokens(float (&sum)[kSlabs][4], const Part<
       for (int half = 0; half < 2; ++half) {
         const float v = A::toFloat(*reinterpret_cast<const uint16_t*>(value + 32 * m + 16 * half));
         const float exact = beta[t] * (v - sum[m][2 * half]);
-        const float own = fminf(fmaxf(exact, -kLargestCorrection), kLargestCorrection);
+        const float own = fminf(fmaxf(exact, -kLargestHalf), kLargestHalf);
         const __half rounded = __float2half_rn(__shfl_sync(kAllLanes, own, (lane & ~3) | t));
         if (lane % 4 == t) to[16 * m + 8 * half] = rounded;
         const float u = __half2float(rounded);

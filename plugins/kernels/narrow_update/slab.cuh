@@ -55,6 +55,21 @@ __device__ __forceinline__ float quotientOf(const Quotient& quotient, float x) {
 // A block's two pieces of a lane: rows g and g + 8, columns 8c..8c+7.
 using SlabBlock = float[2][8];
 
+// Stochastic rounding of four numbers to a format that keeps all but the kCut lowest bits: adding the bits that a word
+// leaves of a step and cutting off rounds up iff the word is below the fraction. That holds between the format's smallest
+// normal number and infinity; four numbers that are not all there (false) take the long way.
+template <int kCut, uint32_t kSmallestNormal>
+__device__ __forceinline__ bool addDraws(uint32_t (&sum)[4], const float* x, const PhiloxWords& draw) {
+  bool ordinary = true;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const uint32_t bits = __float_as_uint(x[i]);
+    ordinary &= (bits & 0x7fffffffu) - kSmallestNormal < kInfinityBits - kSmallestNormal;
+    sum[i] = bits + ((1u << kCut) - 1 - (draw.word[i] >> (32 - kCut)));
+  }
+  return ordinary;
+}
+
 // Codecs: decode() takes a slab out of shared memory. An Encoder writes one, block after block: nearest to shared
 // memory, stochastically (`random`) to global memory; what a block needs of the whole row or head is given to it.
 template <StateFormat kFormat>
@@ -126,19 +141,10 @@ struct SlabCodec<StateFormat::kFloat16> {
     int lane;
     __device__ __forceinline__ Encoder(const Slab&, char* data, char*, float, int l) : at(data), lane(l) {}
 
-    // Adding the bits that a word leaves of a step and cutting off rounds up iff the word is below the fraction: where
-    // the fraction is the 13 lowest bits, between the smallest normal float16 and infinity. Four numbers that are not
-    // all there take the long way.
     static __device__ __forceinline__ uint2 quad(const float* x, const PhiloxWords& draw) {
       constexpr uint32_t kSmallestNormal = 0x38800000u;
       uint32_t sum[4];
-      bool ordinary = true;
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const uint32_t bits = __float_as_uint(x[i]);
-        ordinary &= (bits & 0x7fffffffu) - kSmallestNormal < kInfinityBits - kSmallestNormal;
-        sum[i] = bits + (0x1fffu - (draw.word[i] >> 19));
-      }
+      const bool ordinary = addDraws<13, kSmallestNormal>(sum, x, draw);
       if (ordinary) return make_uint2(truncatedHalves(sum[0], sum[1]), truncatedHalves(sum[2], sum[3]));
       return make_uint2(halfStochastic(x[0], draw.word[0]) | halfStochastic(x[1], draw.word[1]) << 16,
                         halfStochastic(x[2], draw.word[2]) | halfStochastic(x[3], draw.word[3]) << 16);
@@ -220,17 +226,14 @@ struct SlabCodec<StateFormat::kE4m3> {
       return e4m3NearestPair(x[0], x[1]) | e4m3NearestPair(x[2], x[3]) << 16;
     }
 
-    // See float16: here 20 bits are cut off, between the smallest normal E4M3 and infinity, and what is left is exact.
+    // What is left after cutting off is exact.
     static __device__ __forceinline__ uint32_t stochasticQuad(const float (&x)[4], const PhiloxWords& draw) {
       constexpr uint32_t kSmallestNormal = 0x3c800000u;
+      uint32_t sum[4];
+      const bool ordinary = addDraws<20, kSmallestNormal>(sum, x, draw);
       float cut[4];
-      bool ordinary = true;
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const uint32_t bits = __float_as_uint(x[i]);
-        ordinary &= (bits & 0x7fffffffu) - kSmallestNormal < kInfinityBits - kSmallestNormal;
-        cut[i] = __uint_as_float((bits + (0xfffffu - (draw.word[i] >> 12))) & 0xfff00000u);
-      }
+      for (int i = 0; i < 4; ++i) cut[i] = __uint_as_float(sum[i] & 0xfff00000u);
       if (ordinary) return nearestQuad(cut);
       return e4m3Stochastic(x[0], draw.word[0]) | e4m3Stochastic(x[1], draw.word[1]) << 8 |
              e4m3Stochastic(x[2], draw.word[2]) << 16 | e4m3Stochastic(x[3], draw.word[3]) << 24;

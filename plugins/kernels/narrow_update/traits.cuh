@@ -84,8 +84,6 @@ struct NarrowLayout {
   int32_t slabScaleOffset, slabValueOffset, slabValueBytes, codeOffset, codeScaleOffset;  // while flushing
 };
 
-constexpr int32_t roundedUp(int32_t value, int32_t unit) { return (value + unit - 1) / unit * unit; }
-
 template <class Traits>
 constexpr NarrowLayout narrowLayout(int window, int tokens, int heads, int stages) {
   NarrowLayout s{};
@@ -96,20 +94,20 @@ constexpr NarrowLayout narrowLayout(int window, int tokens, int heads, int stage
   s.queryOffset = s.keyOffset + records * Traits::kKeyPitch;
   s.fragmentOffset = s.queryOffset + tokens * Traits::kKeyPitch;
   const int tiles = (window + 15) / 16;
-  s.dotOffset = s.fragmentOffset + roundedUp(tokens * Traits::kVectorsPerToken * (Traits::kStateDim * 2 + 4), 16);
+  s.dotOffset = s.fragmentOffset + roundUp(tokens * Traits::kVectorsPerToken * (Traits::kStateDim * 2 + 4), 16);
   s.dtOffset = s.dotOffset + (tiles + (Traits::kGdn ? 1 : 0)) * 32 * 16;
-  s.scalarOffset = s.dtOffset + roundedUp(heads * records * 4, 16);
+  s.scalarOffset = s.dtOffset + roundUp(heads * records * 4, 16);
   s.amaxOffset = s.scalarOffset + 3 * kMaxPartHeads * 4;  // a, D, head scale
   s.weightOffset = s.amaxOffset + 2 * 16 * 4;
   s.factorOffset = s.weightOffset + Traits::kWarps * Traits::kWeightBytes;
-  s.normOffset = s.factorOffset + (Traits::kGdn ? roundedUp(records * 4, 16) : 0);
+  s.normOffset = s.factorOffset + (Traits::kGdn ? roundUp(records * 4, 16) : 0);
   s.betaOffset = s.normOffset + (Traits::kGdn ? 32 : 0);
-  s.gramOffset = s.betaOffset + (Traits::kGdn ? roundedUp(heads * records * 4, 16) : 0);
-  s.privateOffset = roundedUp(s.gramOffset + (Traits::kGdn ? tiles * 16 * 16 * 4 : 0), 128);
+  s.gramOffset = s.betaOffset + (Traits::kGdn ? roundUp(heads * records * 4, 16) : 0);
+  s.privateOffset = roundUp(s.gramOffset + (Traits::kGdn ? tiles * 16 * 16 * 4 : 0), 128);
 
   s.stages = stages;
   s.valueOffset = Traits::kStateBytes + Traits::kScaleBytes;
-  s.stageBytes = roundedUp(s.valueOffset + window * Traits::kValuePitch, 128);
+  s.stageBytes = roundUp(s.valueOffset + window * Traits::kValuePitch, 128);
 
   s.slabScaleOffset = 16 * Traits::Recurrence::kRowBytes;
   s.slabValueOffset = s.slabScaleOffset + 16 * Traits::Recurrence::kScaleBytes;
@@ -118,7 +116,7 @@ constexpr NarrowLayout narrowLayout(int window, int tokens, int heads, int stage
   s.codeScaleOffset = s.codeOffset + (Traits::kShared ? 0 : 16 * Traits::Read::kRowBytes);
   const int slab = s.codeScaleOffset + (Traits::kShared ? 0 : 16 * Traits::Read::kScaleBytes);
 
-  s.privateBytes = roundedUp(slab > stages * s.stageBytes ? slab : stages * s.stageBytes, 128);
+  s.privateBytes = roundUp(slab > stages * s.stageBytes ? slab : stages * s.stageBytes, 128);
   s.totalBytes = s.privateOffset + Traits::kWarps * s.privateBytes;
   return s;
 }

@@ -1,12 +1,10 @@
 // What follows the products of a plain step: weights, output, append, and the flush (paper, Eq. 6; GDN Eq. 9-11).
 #pragma once
 
+#include "../common/gdn.cuh"
 #include "step.cuh"
 
 namespace replayssm::plain {
-
-constexpr float kNormEps = 1e-6f;  // under the root of a key's or query's L2 norm
-constexpr float kLargestHalf = 65504.0f;
 
 // The step's own inputs besides its vectors.
 struct TokenScalars {

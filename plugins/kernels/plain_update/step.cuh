@@ -101,11 +101,11 @@ struct Step {
   }
 
   // The lane's columns of the step's key or query.
-  __device__ const uint2* vector(const RowTensor& t) const {
+  __device__ const uint2* vector(const TokenTensor& t) const {
     return reinterpret_cast<const uint2*>(static_cast<const Act*>(t.data) + row * t.rowStride + group() * t.headStride) +
            lane;
   }
-  __device__ float number(const RowTensor& t) const {
+  __device__ float number(const TokenTensor& t) const {
     return __ldg(static_cast<const float*>(t.data) + row * t.rowStride + head * t.headStride);
   }
   // The step's value of the lane's row.

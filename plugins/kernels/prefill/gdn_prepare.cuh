@@ -8,11 +8,11 @@
 // column in registers; the square below two of them by matrix instructions on operands of three parts.
 #pragma once
 
+#include "../common/gdn.cuh"
 #include "gdn_record.cuh"
 
 namespace replayssm {
 
-constexpr float kNormEpsilon = 1e-6f;  // under the root of the norm of keys and queries
 constexpr int kHeadsAtOnce = 2;
 
 template <class Act_, int kStateDim_>
@@ -130,7 +130,7 @@ struct GdnChunk {
       }
     }
     sum += __shfl_xor_sync(kWarp, sum, 1);
-    if (lane % 2 == 0) factor[token] = scale / sqrtf(sum + kNormEpsilon);
+    if (lane % 2 == 0) factor[token] = scale / sqrtf(sum + kNormEps);
   }
 
   __device__ void keyFactors() const {

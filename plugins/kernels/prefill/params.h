@@ -4,13 +4,9 @@
 
 #include <cstdint>
 
-namespace replayssm {
+#include "../common/token_tensor.h"
 
-// A dense activation tensor [B, T, heads or groups, elements], the last axis contiguous.
-struct PromptTensor {
-  const void* data;
-  int64_t rowStride, tokenStride, headStride;
-};
+namespace replayssm {
 
 struct PrefillParams {
   int32_t rows, tokens, heads, groups, headsPerGroup;  // B, T, H, G, H / G
@@ -35,10 +31,10 @@ struct PrefillParams {
   const int32_t* position;  // [S] or null
   const int64_t* seed;      // [S] or null
 
-  PromptTensor value;  // act
-  PromptTensor k, q;   // act
-  PromptTensor dt;     // float32 [B, T, H]; Mamba-2 dt, GDN log-decay
-  PromptTensor beta;   // float32 [B, T, H]; GDN
+  TokenTensor value;  // act
+  TokenTensor k, q;   // act
+  TokenTensor dt;     // float32 [B, T, H]; Mamba-2 dt, GDN log-decay
+  TokenTensor beta;   // float32 [B, T, H]; GDN
   const float* a;      // [H]
   const float* skip;   // [H] or null
   void* out;           // act [B, T, H, P]

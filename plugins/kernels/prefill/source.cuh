@@ -68,7 +68,7 @@ struct Input {
   const char* data;
   int64_t stride;
 
-  static __device__ Input prompt(const PromptTensor& t, int row, int head, int elementBytes) {
+  static __device__ Input prompt(const TokenTensor& t, int row, int head, int elementBytes) {
     return {static_cast<const char*>(t.data) + (row * t.rowStride + head * t.headStride) * elementBytes,
             t.tokenStride * elementBytes};
   }

@@ -1,7 +1,7 @@
 // What consumer warps of either family do with an item in shared memory: append keys, flush.
 //
-// Ownership: consumer warp w owns rows 16w..16w+15 of the item's state in shared memory, the same rows of the
-// checkpoint, and elements 16w..16w+15 of the values it appends. Warp 0 appends what there is once per head or group.
+// Ownership: consumer warp w of a set owns rows 16w..16w+15 of its items' state in shared memory, the same rows of the
+// checkpoint, and the same elements of the values it appends. What there is once per head or group is appended by one warp.
 #pragma once
 
 #include "../common/mbarrier.cuh"
@@ -10,21 +10,28 @@
 
 namespace replayssm {
 
-// Shared by the families.
 template <class Traits>
 struct ConsumerBase {
   using Act = typename Traits::Act;
+  using Header = typename Traits::Header;
   const UpdateParams& p;
-  const SharedLayout& layout;
-  const int warp, lane;  // warp within the team
+  const typename Traits::Layout& layout;
+  const int warp;  // within its set
+  int lane;
+
+  // First of the warp's 16 rows within the head.
+  __device__ int headRow(const Header& item) const {
+    if constexpr (Traits::kParts == 1) return warp * kSlab;
+    return item.ordinal() * Traits::kRows + warp * kSlab;
+  }
 
   // Ring row of this step's token.
-  __device__ int ringRow(const ItemHeader& item, int token) const {
+  __device__ int ringRow(const Header& item, int token) const {
     int row = item.origin() + item.pending() + token;
     return row < p.ringRows ? row : row - p.ringRows;
   }
 
-  __device__ void appendKeyRows(const ItemHeader& item, const char* keys) const {
+  __device__ void appendKeyRows(const Header& item, const char* keys) const {
     constexpr int kPieces = Traits::kStateDim / 8;  // 16-byte pieces of a key
     int group = item.head() / p.headsPerGroup;
     for (int i = lane; i < item.tokens() * kPieces; i += 32) {
@@ -37,19 +44,18 @@ struct ConsumerBase {
     }
   }
 
-  // Folds and stores the slab; returns when the slab may be overwritten. Value: what the records' values are.
+  // Folds and stores the slab, which lane 0 may hand back after bulkWaitRead. Value: what the records' values are.
   template <class Value>
-  __device__ void flush(const ItemHeader& item, float* slab, const char* keys, const char* values,
+  __device__ void flush(const Header& item, float* slab, const char* keys, const char* values,
                         const Decay& decay) const {
     fold<Traits, Value>(slab, keys, values, decay, item.pending(), lane);
     asyncProxyFence();
     __syncwarp();
     if (lane == 0) {
       float* target = p.checkpoint + item.slot * p.checkpointSlotStride +
-                      (static_cast<int64_t>(item.head()) * Traits::kHeadDim + warp * kSlab) * Traits::kStateDim;
+                      (static_cast<int64_t>(item.head()) * Traits::kHeadDim + headRow(item)) * Traits::kStateDim;
       bulkStore(target, sharedAddress(slab), kSlab * Traits::kStateDim * 4);
       bulkCommit();
-      bulkWaitRead();
     }
   }
 };

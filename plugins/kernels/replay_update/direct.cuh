@@ -8,21 +8,10 @@ namespace replayssm {
 
 constexpr int kDirectThreads = 512;  // of a multiprocessor: leaves each 128 registers
 
-// The state by all threads, 16 bytes each.
-template <class Traits>
-__device__ __forceinline__ void loadState(const float* state, uint32_t target, int thread) {
-#pragma unroll
-  for (int i = 0; i < Traits::kStateBytes / 16 / (32 * Traits::kWarps); ++i) {
-    int piece = i * 32 * Traits::kWarps + thread;
-    pieceLoad(target + piece * 16, state + piece * 4);
-  }
-}
-
 template <class Traits>
 __global__ void __launch_bounds__(32 * Traits::kWarps, kDirectThreads / (32 * Traits::kWarps))
     directUpdateKernel(const __grid_constant__ UpdateParams p, const __grid_constant__ SharedLayout layout) {
   extern __shared__ __align__(128) char shared[];
-  static_assert(Traits::kStateBytes / 16 % (32 * Traits::kWarps) == 0, "whole rounds of the CTA's threads");
   const int thread = threadIdx.x, head = blockIdx.x, row = blockIdx.y;
   const int group = head / p.headsPerGroup;
   char* const stage = shared + layout.keyBufferBytes;
@@ -46,10 +35,10 @@ __global__ void __launch_bounds__(32 * Traits::kWarps, kDirectThreads / (32 * Tr
   releaseDependents();
   loadsWaitFirst();
   __syncthreads();
-  const ItemHeader item = ItemHeader::make(0, row, info.slot, head, info.origin, info.pending, info.tokens, 0);
+  const ItemHeader item = ItemHeader::make(0, row, info.slot, head, 0, info.origin, info.pending, info.tokens);
   consumer.loadVectors(item, shared);
   float sum[Traits::kTiles][4];
-  consumer.readItemState(sum, stage);
+  consumer.readItemState(sum, item, stage);
   loadsDrain();
   __syncthreads();
   consumer.finishItem(sum, item, stage, shared);

@@ -11,7 +11,6 @@ template <class Traits>
 using Consumer = Mamba2Consumer<Traits>;
 
 // A team's consumer warp: takes the items in order and hands their stages back.
-template <class Traits>
 struct ItemLoop {
   const SharedLayout& layout;
   const Barriers barriers;
@@ -26,15 +25,17 @@ struct ItemLoop {
             static_cast<uint32_t>(__shfl_sync(kAllLanes, word.w, 0))};
   }
 
-  __device__ void run(Consumer<Traits>& consumer, char* share) {
+  // Worker: Consumer, or one that reads states in another way.
+  template <class Worker>
+  __device__ void run(Worker& consumer, char* share) const {
     RingCursor at;
     while (true) {
       barrierWait(barriers.full(at.index), at.parity);
       char* stage = share + layout.stageOffset(at.index);
       const ItemHeader item = readHeader(stage);
       if (item.has(kEnd)) break;
-      int buffer = layout.keyBuffers == 1 ? 0 : item.chunk() & 1;
-      uint32_t keyParity = layout.keyBuffers == 1 ? item.chunk() & 1 : item.chunk() >> 1;
+      int buffer = layout.keyBuffers == 1 ? 0 : item.ordinal() & 1;
+      uint32_t keyParity = layout.keyBuffers == 1 ? item.ordinal() & 1 : item.ordinal() >> 1;
       const char* keys = share + layout.keyOffset(buffer);
       if (item.has(kZero)) {
         consumer.writeZeros(item);
@@ -44,8 +45,8 @@ struct ItemLoop {
           consumer.loadVectors(item, keys);
           if (consumer.warp == 0 && item.has(kAppendKeys)) consumer.appendKeys(item, keys);
         }
-        float sum[Traits::kTiles][4];
-        consumer.readItemState(sum, stage);
+        float sum[Worker::kTiles][4] = {};
+        consumer.readItemState(sum, item, stage);
         consumer.finishItem(sum, item, stage, keys);
       }
       __syncwarp();
@@ -92,7 +93,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
         team * gridDim.x + blockIdx.x, workers);
   } else {
     Consumer<Traits> consumer{{p, layout, warp, lane}};
-    ItemLoop<Traits>{layout, barriers, lane}.run(consumer, share);
+    ItemLoop{layout, barriers, lane}.run(consumer, share);
   }
 }
 

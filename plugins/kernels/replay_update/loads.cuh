@@ -1,46 +1,28 @@
-// Asynchronous loads of what one item needs beside its state, by any number of cooperating threads.
-// Only records 0..h-1 (ring) and tokens 0..num_tokens-1 (inputs) are ever read.
+// What one item of Mamba-2 loads beside its state.
 #pragma once
 
-#include "../common/mbarrier.cuh"
-#include "row_info.cuh"
+#include "loader.cuh"
 #include "traits.cuh"
 
 namespace replayssm {
 
 template <class Traits>
-struct RecordLoader {
+struct RecordLoader : LoaderBase<Traits> {
   using Act = typename Traits::Act;
-  const UpdateParams& p;
-  const SharedLayout& layout;
-  const int thread, threads;
-
-  __device__ int ringRow(const RowInfo& row, int index) const {
-    int r = row.origin + index;
-    return r < p.ringRows ? r : r - p.ringRows;
-  }
-
-  __device__ const Act* ringKeys(const RowInfo& info, int group) const {
-    return static_cast<const Act*>(p.ringKey) + info.slot * p.ringKeySlotStride +
-           static_cast<int64_t>(group) * p.ringRows * Traits::kStateDim;
-  }
-  __device__ const Act* ringValues(const RowInfo& info, int head) const {
-    return static_cast<const Act*>(p.ringValue) + info.slot * p.ringValueSlotStride +
-           static_cast<int64_t>(head) * p.ringRows * Traits::kHeadDim;
-  }
-  __device__ const float* ringDt(const RowInfo& info, int head) const {
-    return p.ringDt + info.slot * p.ringDtSlotStride + static_cast<int64_t>(head) * p.ringRows;
-  }
+  using LoaderBase<Traits>::p;
+  using LoaderBase<Traits>::layout;
+  using LoaderBase<Traits>::thread;
+  using LoaderBase<Traits>::threads;
 
   // Keys of the committed records and of this step; 16-byte pieces, neighbouring threads side by side.
   __device__ void keys(const RowInfo& info, int row, int group, uint32_t target) const {
     constexpr int kPieces = Traits::kStateDim / 8;
-    const Act* ring = ringKeys(info, group);
+    const Act* ring = this->ringKeys(info, group);
     const Act* keys = static_cast<const Act*>(p.k.data) + row * p.k.rowStride + group * p.k.headStride;
 #pragma unroll 4
     for (int i = thread; i < (info.pending + info.tokens) * kPieces; i += threads) {
       int j = i / kPieces, piece = i % kPieces;
-      const Act* source = j < info.pending ? ring + ringRow(info, j) * Traits::kStateDim
+      const Act* source = j < info.pending ? ring + this->ringRow(info, j) * Traits::kStateDim
                                            : keys + (j - info.pending) * p.k.tokenStride;
       pieceLoad(target + j * Traits::kKeyPitch + piece * 16, source + piece * 8);
     }
@@ -62,8 +44,8 @@ struct RecordLoader {
   __device__ void records(const RowInfo& info, int row, int head, uint32_t stage) const {
     constexpr int kPieces = Traits::kHeadDim / 8;
     int total = info.pending + info.tokens;
-    const Act* committed = ringValues(info, head);
-    const float* decays = ringDt(info, head);
+    const Act* committed = this->ringValues(info, head);
+    const float* decays = this->ringDt(info, head);
     const Act* values = static_cast<const Act*>(p.value.data) + row * p.value.rowStride + head * p.value.headStride;
     const float* dt = static_cast<const float*>(p.dt.data) + row * p.dt.rowStride + head * p.dt.headStride;
 #pragma unroll 4
@@ -71,13 +53,13 @@ struct RecordLoader {
       int j = i / kPieces, piece = i % kPieces;
       int token = j - info.pending;
       const Act* value =
-          token < 0 ? committed + ringRow(info, j) * Traits::kHeadDim : values + token * p.value.tokenStride;
+          token < 0 ? committed + this->ringRow(info, j) * Traits::kHeadDim : values + token * p.value.tokenStride;
       pieceLoad(stage + layout.valueOffset + j * Traits::kValuePitch + piece * 16, value + piece * 8);
     }
 #pragma unroll 1
     for (int j = thread; j < total; j += threads) {
       int token = j - info.pending;
-      wordLoad(stage + layout.dtOffset + j * 4, token < 0 ? decays + ringRow(info, j) : dt + token * p.dt.tokenStride);
+      wordLoad(stage + layout.dtOffset + j * 4, token < 0 ? decays + this->ringRow(info, j) : dt + token * p.dt.tokenStride);
     }
     if (thread == 0) wordLoad(stage + layout.scalarOffset, p.a + head);
     if (thread == 1 && p.skip != nullptr) wordLoad(stage + layout.scalarOffset + 4, p.skip + head);

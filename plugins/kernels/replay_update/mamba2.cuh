@@ -112,6 +112,7 @@ __device__ __forceinline__ void readRecords(float (&sum)[Traits::kTiles][4], con
 
 template <class Traits>
 struct Mamba2Consumer : ConsumerBase<Traits> {
+  static constexpr int kTiles = Traits::kTiles;
   using Act = typename Traits::Act;
   using ConsumerBase<Traits>::p;
   using ConsumerBase<Traits>::layout;
@@ -176,7 +177,7 @@ struct Mamba2Consumer : ConsumerBase<Traits> {
   }
 
   // sum = S q, not decayed yet: needs the state and the queries only.
-  __device__ void readItemState(float (&sum)[Traits::kTiles][4], const char* stage) const {
+  __device__ void readItemState(float (&sum)[Traits::kTiles][4], const ItemHeader&, const char* stage) const {
     const float* slab = reinterpret_cast<const float*>(stage) + warp * kSlab * Traits::kStateDim;
     if constexpr (Traits::kSingle) {
       readStateSingle<Traits>(sum, slab, queries, lane);
@@ -209,7 +210,10 @@ struct Mamba2Consumer : ConsumerBase<Traits> {
     readRecords<Traits>(sum, keys, values, queries, decay, skip, item.pending(), item.tokens(), lane);
     writeOutput(item, sum);
     appendRecords(item, values, dt);
-    if (item.pending() + item.tokens() > p.window) this->template flush<Act>(item, slab, keys, values, decay);
+    if (item.pending() + item.tokens() > p.window) {
+      this->template flush<Act>(item, slab, keys, values, decay);
+      if (lane == 0) bulkWaitRead();
+    }
   }
 };
 

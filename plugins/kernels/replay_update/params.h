@@ -4,13 +4,9 @@
 
 #include <cstdint>
 
-namespace replayssm {
+#include "../common/token_tensor.h"
 
-// A dense activation tensor [B, T, heads or groups, elements], the last axis contiguous.
-struct RowTensor {
-  const void* data;
-  int64_t rowStride, tokenStride, headStride;
-};
+namespace replayssm {
 
 enum class StateFormat : int32_t { kFloat32, kFloat16, kE4m3, kE2m1 };
 
@@ -49,10 +45,10 @@ struct UpdateParams {
   const int32_t* origin;  // [S]
   const int32_t* pending;  // [S], h
 
-  RowTensor value;  // act
-  RowTensor k, q;   // act
-  RowTensor dt;     // float32 [B, T, H]; Mamba-2 dt, GDN log-decay
-  RowTensor beta;   // float32 [B, T, H]; GDN
+  TokenTensor value;  // act
+  TokenTensor k, q;   // act
+  TokenTensor dt;     // float32 [B, T, H]; Mamba-2 dt, GDN log-decay
+  TokenTensor beta;   // float32 [B, T, H]; GDN
   const float* a;     // [H]
   const float* skip;  // [H] or null
   void* out;          // act [B, T, H, P]

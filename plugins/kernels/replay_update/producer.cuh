@@ -96,7 +96,7 @@ struct Producer {
     barrierWait(barriers.empty(at.index), at.parity ^ 1);
     if (lane == 0 && loads && withState) loadState(at.index, info.slot, head, info.pending + info.tokens > p.window);
     __syncwarp();
-    sendRecords(loads, ItemHeader::make(flags, row, info.slot, head, info.origin, info.pending, info.tokens, ordinal),
+    sendRecords(loads, ItemHeader::make(flags, row, info.slot, head, ordinal, info.origin, info.pending, info.tokens),
                 info);
     if (walk.first() && loads) loadKeys(info, row, group);
     at.advance(layout.stages);

@@ -1,30 +1,27 @@
-// Compile-time choices of the update family, and the shared-memory layout that follows from them.
-//
-// A CTA holds kTeams independent teams, so that one team's latency hides behind the others. A team is one producer
-// warp and kWarps consumer warps. Its producer streams ITEMS through a ring of stages; an item is one head's state (P
-// rows of N floats) with its records, and each consumer warp owns kSlab rows of every item. Keys and queries are shared
-// by the heads of a group, so they travel once per CHUNK (the heads of one group and row that one team takes), through
-// the team's key buffers.
+// Compile-time choices of the update of Mamba-2, and the shared-memory layout that follows from them (item.cuh has the
+// terms). A team is one producer warp and kWarps consumer warps; an item is one head's state (P rows of N floats) with its
+// records, in a stage. Keys and queries lie in the team's key buffers.
 #pragma once
 
-#include <cstdint>
+#include "item.cuh"
 
 namespace replayssm {
 
-constexpr int kSlab = 16;           // state rows of a warp: the height of a matrix instruction
-constexpr int kBlock = 32;          // state columns a warp handles at a time: 8 contiguous ones a lane
 constexpr int kMaxStages = 8;      // of a team
 constexpr int kMaxKeyBuffers = 2;  // of a team
 constexpr int kSharedBudget = 232448 - 1024;  // bytes a CTA may take on sm_90, less what the system reserves
 constexpr int kBarrierBytes = 256;  // of a team
 
-enum class Family { mamba2, gdn };  // spelt as in supported.inc
+using ItemHeader = ItemHeaderOf<30>;  // the ordinal is the chunk's within the team
+struct SharedLayout;
 
 template <Family kFamily_, class Act_, int kHeadDim_, int kStateDim_, int kTeams_, int kMaxTokens_>
 struct UpdateTraits {
   static_assert(kFamily_ == Family::mamba2, "GDN has kernels of its own");
   static constexpr bool kGdn = false;  // for the read-out, which all share: a token has one vector
   using Act = Act_;
+  using Header = ItemHeader;
+  using Layout = SharedLayout;
   static constexpr int kHeadDim = kHeadDim_;        // P
   static constexpr int kStateDim = kStateDim_;      // N
   static constexpr int kTeams = kTeams_;            // independent teams of a CTA
@@ -35,7 +32,9 @@ struct UpdateTraits {
   static constexpr int kTiles = (kMaxTokens + 7) / 8;
   static constexpr int kTilePairs = (kTiles + 1) / 2;
   static constexpr int kTokenSteps = (kMaxTokens + 7) / 8;  // this step's tokens as records, in tiles of 8
-  static constexpr int kWarps = kHeadDim / kSlab;   // consumer warps of a team; its last warp is the producer
+  static constexpr int kParts = 1;                  // items of a head
+  static constexpr int kRows = kHeadDim;            // state rows of an item
+  static constexpr int kWarps = kRows / kSlab;   // consumer warps of a team; its last warp is the producer
   static constexpr int kThreads = 32 * kTeams * (kWarps + 1);
   static constexpr int kBlocks = kStateDim / kBlock;
 
@@ -51,35 +50,6 @@ struct UpdateTraits {
   static_assert(kThreads <= 1024, "one CTA of at most 32 warps");
   static_assert(kMaxTokens >= 1 && kMaxTokens <= 16, "a header counts at most 16 tokens a row");
 };
-
-enum HeaderFlags : uint32_t {
-  kEnd = 1,        // no more items
-  kZero = 2,       // padding row or no tokens: write zeros, nothing was loaded
-  kFirst = 4,      // first item of a chunk: wait for the keys
-  kLast = 8,       // last item of a chunk: release the keys
-  kAppendKeys = 16  // this chunk writes the group's new keys into the ring
-};
-
-// What a consumer needs to know of an item, in one 16-byte word; written by the producer into the item's stage.
-struct ItemHeader {
-  int32_t row, slot;  // batch row, state slot
-  uint32_t headChunk;  // head, and the chunk's ordinal within the team modulo 4 in the two top bits
-  uint32_t counts;     // flags (8 bits), num_tokens, h, ring row of the oldest record (8 bits each)
-
-  static __device__ ItemHeader make(uint32_t flags, int row, int slot, int head, int origin, int pending, int tokens,
-                                    int chunk) {
-    return {row, slot, static_cast<uint32_t>(head) | static_cast<uint32_t>(chunk & 3) << 30,
-            flags | static_cast<uint32_t>(tokens) << 8 | static_cast<uint32_t>(pending) << 16 |
-                static_cast<uint32_t>(origin) << 24};
-  }
-  __device__ bool has(HeaderFlags flag) const { return (counts & flag) != 0; }
-  __device__ int head() const { return static_cast<int>(headChunk & 0x3fffffffu); }
-  __device__ int chunk() const { return static_cast<int>(headChunk >> 30); }
-  __device__ int tokens() const { return static_cast<int>(counts >> 8 & 255u); }
-  __device__ int pending() const { return static_cast<int>(counts >> 16 & 255u); }
-  __device__ int origin() const { return static_cast<int>(counts >> 24); }
-};
-static_assert(sizeof(ItemHeader) == 16, "one shared-memory access");
 
 // Byte offsets of one stage and of a team's share. `records` = window + T rows of every record array.
 struct SharedLayout {

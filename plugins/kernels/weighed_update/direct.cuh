@@ -13,16 +13,6 @@ template <class Traits>
 constexpr int kDirectThreads =
     Traits::kMaxTokens == 1 ? 640 : 32 * residentWarps(Traits::kTiles, Traits::kBlocks);
 
-// The state by all threads, 16 bytes each.
-template <class Traits>
-__device__ __forceinline__ void loadState(const float* state, uint32_t target, int thread) {
-#pragma unroll
-  for (int i = 0; i < Traits::kStateBytes / 16 / (32 * Traits::kWarps); ++i) {
-    int piece = i * 32 * Traits::kWarps + thread;
-    pieceLoad(target + piece * 16, state + piece * 4);
-  }
-}
-
 template <class Traits>
 constexpr int kDirectWarps = Traits::kWarps + 1;
 
@@ -30,7 +20,6 @@ template <class Traits>
 __global__ void __launch_bounds__(32 * kDirectWarps<Traits>, kDirectThreads<Traits> / (32 * kDirectWarps<Traits>))
     directUpdateKernel(const __grid_constant__ UpdateParams p, const __grid_constant__ SharedLayout layout) {
   extern __shared__ __align__(128) char shared[];
-  static_assert(Traits::kStateBytes / 16 % (32 * Traits::kWarps) == 0, "whole rounds of the CTA's threads");
   const int thread = threadIdx.x, head = blockIdx.x / Traits::kParts, part = blockIdx.x % Traits::kParts;
   const int row = blockIdx.y;
   const int group = head / p.headsPerGroup;

@@ -13,8 +13,6 @@
 
 namespace replayssm::weighed {
 
-constexpr float kLargestHalf = 65504.0f;
-
 template <class Traits>
 struct GdnConsumer : ConsumerBase<Traits> {
   using Act = typename Traits::Act;
@@ -24,6 +22,9 @@ struct GdnConsumer : ConsumerBase<Traits> {
   using ConsumerBase<Traits>::lane;
   static constexpr bool kPlain = Traits::kMaxTokens == 1;
   std::conditional_t<kPlain, PlainVectors<Traits>, Vectors<Traits>> vectors{};
+
+  // The lane once more, so that the compiler derives its indices anew for each item and not keeps them in registers.
+  __device__ void refreshLane() { asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane)); }
 
   // The step's keys and queries, once a chunk.
   __device__ void loadVectors(const ItemHeader& item, const char* keys) {

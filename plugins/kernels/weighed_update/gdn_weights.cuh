@@ -2,11 +2,10 @@
 // 2t + 1 its query; both are normalised by a factor in their weights. A token's row is what its correction adds.
 #pragma once
 
+#include "../common/gdn.cuh"
 #include "weights.cuh"
 
 namespace replayssm::weighed {
-
-constexpr float kNormEps = 1e-6f;  // under the root of a key's or query's L2 norm
 
 // Lane (g, c) = (lane / 4, lane % 4) of the warp holds the dots of vector g of a tile with records 2c and 2c + 1.
 template <class Traits>
@@ -60,7 +59,7 @@ struct GdnWeigher : ConsumerBase<Traits> {
 
   // This step's log-decays into the ring, for the head.
   __device__ void appendDecays(const ItemHeader& item, const float* logDecay) const {
-    if (item.part() != 0 || lane >= item.tokens()) return;
+    if (item.ordinal() != 0 || lane >= item.tokens()) return;
     p.ringDt[item.slot * p.ringDtSlotStride + static_cast<int64_t>(item.head()) * p.ringRows +
              this->ringRow(item, lane)] = logDecay[item.pending() + lane];
   }

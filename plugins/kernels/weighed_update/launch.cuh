@@ -1,10 +1,7 @@
-// How a problem maps to a launch: a pure function, and the launch itself.
+// How a problem of GDN maps to a launch: a pure function, and the launch itself.
 #pragma once
 
-#include <cuda_runtime.h>
-
-#include "../common/launch.cuh"
-#include "../replay_update/choose.h"
+#include "../replay_update/chosen_launch.cuh"
 #include "direct.cuh"
 
 namespace replayssm::weighed {
@@ -26,17 +23,9 @@ UpdateLaunch chooseLaunch(const UpdateParams& p, const LaunchWish& wish) {
 }
 
 template <class Traits>
-cudaError_t launchUpdate(const UpdateParams& problem, const UpdateLaunch& launch, cudaStream_t stream) {
-  UpdateParams p = problem;
-  p.deal = launch.deal;
-  const SharedLayout layout = sharedLayout<Traits>(p.window, p.tokens);
-  if (launch.kernel == UpdateKernel::kDirect) {
-    dim3 grid(static_cast<unsigned>(p.heads * Traits::kParts), static_cast<unsigned>(p.rows));
-    return launchLarge(stream, p.programmaticLaunch, directUpdateKernel<Traits>, grid, launch.threads,
-                       launch.sharedBytes, p, layout);
-  }
-  return launchLarge(stream, p.programmaticLaunch, streamedUpdateKernel<Traits>, dim3(static_cast<unsigned>(launch.grid)),
-                     launch.threads, launch.sharedBytes, p, layout, launch.workers);
+cudaError_t launchUpdate(const UpdateParams& p, const UpdateLaunch& launch, cudaStream_t stream) {
+  return launchChosen(p, launch, stream, directUpdateKernel<Traits>, Traits::kParts, streamedUpdateKernel<Traits>,
+                      sharedLayout<Traits>(p.window, p.tokens));
 }
 
 }  // namespace replayssm::weighed

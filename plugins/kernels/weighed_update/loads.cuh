@@ -1,24 +1,18 @@
-// Asynchronous loads of what one item needs beside its state, by any number of cooperating threads.
-// Only records 0..h-1 (ring) and tokens 0..num_tokens-1 (inputs) are ever read.
+// What one item of GDN loads beside its state.
 #pragma once
 
-#include "../common/mbarrier.cuh"
-#include "../replay_update/row_info.cuh"
+#include "../replay_update/loader.cuh"
 #include "traits.cuh"
 
 namespace replayssm::weighed {
 
 template <class Traits>
-struct RecordLoader {
+struct RecordLoader : LoaderBase<Traits> {
   using Act = typename Traits::Act;
-  const UpdateParams& p;
-  const SharedLayout& layout;
-  const int thread, threads;
-
-  __device__ int ringRow(const RowInfo& row, int index) const {
-    int r = row.origin + index;
-    return r < p.ringRows ? r : r - p.ringRows;
-  }
+  using LoaderBase<Traits>::p;
+  using LoaderBase<Traits>::layout;
+  using LoaderBase<Traits>::thread;
+  using LoaderBase<Traits>::threads;
 
   // Lines of `count` rows of `bytes` bytes, `stride` bytes apart, into the L2.
   __device__ void prefetchRows(const void* first, int64_t stride, int bytes, int count) const {
@@ -32,7 +26,7 @@ struct RecordLoader {
   __device__ void prefetchInputs(int row, int head, int group) const {
     if (thread == 0) prefetchLine(p.slot + row * p.slotStride);
     if (thread == 1) prefetchLine(p.numTokens + row * p.numTokensStride);
-    const auto rows = [&](const RowTensor& t, int index, int size, int bytes) {
+    const auto rows = [&](const TokenTensor& t, int index, int size, int bytes) {
       const char* data = static_cast<const char*>(t.data) + (row * t.rowStride + index * t.headStride) * size;
       prefetchRows(data, t.tokenStride * size, bytes, p.tokens);
     };
@@ -45,9 +39,9 @@ struct RecordLoader {
 
   // The whole ring, while the cursors that tell which of it matters are on their way.
   __device__ void prefetchRing(const RowInfo& info, int head, int group, int part) const {
-    prefetchRows(ringValues(info, head) + part * Traits::kRows, Traits::kHeadDim * 2, Traits::kRows * 2, p.ringRows);
-    prefetchRows(ringKeys(info, group), Traits::kStateDim * 2, Traits::kStateDim * 2, p.ringRows);
-    prefetchRows(ringDt(info, head), 0, p.ringRows * 4, 1);
+    prefetchRows(this->ringValues(info, head) + part * Traits::kRows, Traits::kHeadDim * 2, Traits::kRows * 2, p.ringRows);
+    prefetchRows(this->ringKeys(info, group), Traits::kStateDim * 2, Traits::kStateDim * 2, p.ringRows);
+    prefetchRows(this->ringDt(info, head), 0, p.ringRows * 4, 1);
     prefetchRows(ringFactors(info, group), 0, p.ringRows * 4, 1);
   }
 
@@ -61,19 +55,6 @@ struct RecordLoader {
     }
   }
 
-  __device__ const Act* ringKeys(const RowInfo& info, int group) const {
-    return static_cast<const Act*>(p.ringKey) + info.slot * p.ringKeySlotStride +
-           static_cast<int64_t>(group) * p.ringRows * Traits::kStateDim;
-  }
-  // GDN corrections are 16-bit like activations.
-  __device__ const Act* ringValues(const RowInfo& info, int head) const {
-    return static_cast<const Act*>(p.ringValue) + info.slot * p.ringValueSlotStride +
-           static_cast<int64_t>(head) * p.ringRows * Traits::kHeadDim;
-  }
-
-  __device__ const float* ringDt(const RowInfo& info, int head) const {
-    return p.ringDt + info.slot * p.ringDtSlotStride + static_cast<int64_t>(head) * p.ringRows;
-  }
   __device__ const float* ringFactors(const RowInfo& info, int group) const {
     return p.ringKeyFactor + info.slot * p.ringKeyFactorSlotStride + static_cast<int64_t>(group) * p.ringRows;
   }
@@ -90,16 +71,16 @@ struct RecordLoader {
 
   // Keys from record `first` on, and the factors of the committed ones.
   __device__ void keys(const RowInfo& info, int row, int group, int first, uint32_t target) const {
-    const Act* ring = ringKeys(info, group);
+    const Act* ring = this->ringKeys(info, group);
     const Act* keys = static_cast<const Act*>(p.k.data) + row * p.k.rowStride + group * p.k.headStride;
     rows<Traits::kStateDim / 8>(first, info.pending + info.tokens, target, Traits::kKeyPitch, [&](int j) {
-      return j < info.pending ? ring + ringRow(info, j) * Traits::kStateDim
+      return j < info.pending ? ring + this->ringRow(info, j) * Traits::kStateDim
                               : keys + (j - info.pending) * p.k.tokenStride;
     });
     const float* factors = ringFactors(info, group);
 #pragma unroll 1
     for (int j = thread; j < info.pending; j += threads) {
-      wordLoad(target + layout.factorOffset + j * 4, factors + ringRow(info, j));
+      wordLoad(target + layout.factorOffset + j * 4, factors + this->ringRow(info, j));
     }
   }
 
@@ -113,23 +94,23 @@ struct RecordLoader {
   // Values from record `first` on: kRows elements of each, from `column` on.
   template <int kRows>
   __device__ void values(const RowInfo& info, int row, int head, int first, int column, uint32_t target) const {
-    const Act* ring = ringValues(info, head) + column;
+    const Act* ring = this->ringValues(info, head) + column;
     const Act* values =
         static_cast<const Act*>(p.value.data) + row * p.value.rowStride + head * p.value.headStride + column;
     rows<kRows / 8>(first, info.pending + info.tokens, target + column * 2, Traits::kValuePitch, [&](int j) {
-      return j < info.pending ? ring + ringRow(info, j) * Traits::kHeadDim
+      return j < info.pending ? ring + this->ringRow(info, j) * Traits::kHeadDim
                               : values + (j - info.pending) * p.value.tokenStride;
     });
   }
 
   // Log-decays of all records and beta of this step's tokens.
   __device__ void numbers(const RowInfo& info, int row, int head, uint32_t target) const {
-    const float* decays = ringDt(info, head);
+    const float* decays = this->ringDt(info, head);
     const float* dt = static_cast<const float*>(p.dt.data) + row * p.dt.rowStride + head * p.dt.headStride;
 #pragma unroll 1
     for (int j = thread; j < info.pending + info.tokens; j += threads) {
       int token = j - info.pending;
-      wordLoad(target + layout.dtOffset + j * 4, token < 0 ? decays + ringRow(info, j) : dt + token * p.dt.tokenStride);
+      wordLoad(target + layout.dtOffset + j * 4, token < 0 ? decays + this->ringRow(info, j) : dt + token * p.dt.tokenStride);
     }
     const float* beta = static_cast<const float*>(p.beta.data) + row * p.beta.rowStride + head * p.beta.headStride;
     if (thread < info.tokens) wordLoad(target + layout.scalarOffset + thread * 4, beta + thread * p.beta.tokenStride);

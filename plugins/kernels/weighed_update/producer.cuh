@@ -81,7 +81,7 @@ struct Producer {
         barrierArrive(full);
       } else {
         barrierArriveExpect(full, Traits::kStateBytes);
-        const float* from = state(header.slot, header.head(), header.part());
+        const float* from = state(header.slot, header.head(), header.ordinal());
         if (header.pending() + header.tokens() > p.window) {
           bulkLoad(stage(at.index), from, Traits::kStateBytes, full);  // written back soon
         } else {

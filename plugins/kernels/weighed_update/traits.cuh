@@ -1,19 +1,14 @@
-// Compile-time choices of the update family, and the shared-memory layout that follows from them.
-//
-// A CTA holds kTeams independent teams. A team is one producer warp and kSets sets of kWarps consumer warps. Its
-// producer streams ITEMS through a ring of stages; an item is one of the kParts equal parts of a head's state (kRows
-// rows of N floats). The sets take items in turn, so that one item's latency hides behind the others; each warp of a set
-// owns kSlab rows of its items. The records of a head travel with its first item into a slot of a second ring. Keys and
-// queries are shared by the heads of a group, so they travel once per CHUNK (the heads of one group and row that one team
-// takes), through the team's key buffers.
+// Compile-time choices of the update of GDN, and the shared-memory layout that follows from them (../replay_update/item.cuh
+// has the terms). A team is one producer warp, recorders and kSets sets of kWarps consumer warps; an item is one of the
+// kParts equal parts of a head's state (kRows rows of N floats). The sets take items in turn, so that one item's latency
+// hides behind the others; each warp of a set owns kSlab rows of its items. The records of a head travel with its first
+// item into a slot of a second ring, keys and queries through the team's key buffers.
 #pragma once
 
-#include <cstdint>
+#include "../replay_update/item.cuh"
 
 namespace replayssm::weighed {
 
-constexpr int kSlab = 16;           // state rows of a warp: the height of a matrix instruction
-constexpr int kBlock = 32;          // state columns a warp handles at a time: 8 contiguous ones a lane
 constexpr int kMaxStages = 6;      // of a team
 constexpr int kSharedBudget = 232448;  // bytes a CTA may take on sm_90
 constexpr int kMaxKeyBuffers = 3;   // of a team
@@ -38,13 +33,17 @@ constexpr int consumerSets(int teamWarps, int others, int warps) {
   return (teamWarps - others) / warps < 1 ? 1 : (teamWarps - others) / warps;
 }
 
-enum class Family { mamba2, gdn };  // spelt as in supported.inc
+using ItemHeader = ItemHeaderOf<24>;  // the ordinal is the part's within the head
+constexpr HeaderFlags kHeadDone = kFamilyFlag;  // last item of a head
+struct SharedLayout;
 
 template <Family kFamily_, class Act_, int kHeadDim_, int kStateDim_, int kTeams_, int kMaxTokens_>
 struct UpdateTraits {
   static_assert(kFamily_ == Family::gdn, "Mamba-2 has kernels of its own");
   static constexpr bool kGdn = true;  // for the read-out, which both share: a token has two vectors
   using Act = Act_;
+  using Header = ItemHeader;
+  using Layout = SharedLayout;
   static constexpr int kHeadDim = kHeadDim_;        // P
   static constexpr int kStateDim = kStateDim_;      // N
   static constexpr int kTeams = kTeams_;            // independent teams of a CTA
@@ -80,37 +79,6 @@ struct UpdateTraits {
   static_assert(kMaxTokens >= 1 && kMaxTokens <= 16, "a header counts at most 16 tokens a row");
 };
 
-enum HeaderFlags : uint32_t {
-  kEnd = 1,         // no more items
-  kZero = 2,        // padding row or no tokens: write zeros, nothing was loaded
-  kFirst = 4,       // first item of a chunk: wait for the keys
-  kLast = 8,        // last item of a chunk: release the keys
-  kAppendKeys = 16, // this head writes the group's new keys into the ring
-  kHeadDone = 32    // last item of a head
-};
-
-// What a consumer needs to know of an item, in one 16-byte word; written by the producer into the item's stage.
-struct ItemHeader {
-  int32_t row, slot;  // batch row, state slot
-  uint32_t place;     // head (24 bits), part of the head (8 bits)
-  uint32_t counts;     // flags (8 bits), num_tokens, h, ring row of the oldest record (8 bits each)
-
-  static __device__ ItemHeader make(uint32_t flags, int row, int slot, int head, int part, int origin, int pending,
-                                    int tokens) {
-    return {row, slot, static_cast<uint32_t>(head) | static_cast<uint32_t>(part) << 24,
-            flags | static_cast<uint32_t>(tokens) << 8 | static_cast<uint32_t>(pending) << 16 |
-                static_cast<uint32_t>(origin) << 24};
-  }
-  __device__ void drop(HeaderFlags flag) { counts &= ~static_cast<uint32_t>(flag); }
-  __device__ bool has(HeaderFlags flag) const { return (counts & flag) != 0; }
-  __device__ int head() const { return static_cast<int>(place & 0xffffffu); }
-  __device__ int part() const { return static_cast<int>(place >> 24); }
-  __device__ int tokens() const { return static_cast<int>(counts >> 8 & 255u); }
-  __device__ int pending() const { return static_cast<int>(counts >> 16 & 255u); }
-  __device__ int origin() const { return static_cast<int>(counts >> 24); }
-};
-static_assert(sizeof(ItemHeader) == 16, "one shared-memory access");
-
 // Byte offsets within a slot and a key buffer, and of a team's share. `records` = window + T rows of every record array.
 // States and records are aligned to 128 bytes: a bulk copy to another address is slow.
 struct SharedLayout {
@@ -123,8 +91,6 @@ struct SharedLayout {
   constexpr __host__ __device__ int32_t headerPlace(int stage) const { return kBarrierBytes + stage * 16; }
   constexpr __host__ __device__ int32_t keyPlace(int buffer) const { return kControlBytes + buffer * keyBufferBytes; }
 };
-
-constexpr __host__ __device__ int32_t roundUp(int32_t value, int32_t unit) { return (value + unit - 1) / unit * unit; }
 
 // As many stages as fit beside `keyBuffers`. A head is announced a head ahead, behind the first state of the one before.
 // The slot of its records needs no barrier of its own: once the stage of that state is free, all items are done that

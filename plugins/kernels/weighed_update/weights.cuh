@@ -7,7 +7,8 @@
 //   row 1 + (h rounded up) + i  this step's token i
 #pragma once
 
-#include "consumer.cuh"
+#include "../replay_update/consumer.cuh"
+#include "traits.cuh"
 
 namespace replayssm::weighed {
 
