@@ -13,7 +13,7 @@ from pathlib import Path
 from trtllm_replayssm.errors import EngineMismatchError
 from trtllm_replayssm.manifest import MANIFEST, Manifest, read_manifest, require_same
 
-_FOLDER = re.compile(r"rank(\d+)")
+_FOLDER = re.compile(r"rank(0|[1-9]\d{0,8})", re.ASCII)
 
 
 def rank_folder(rank: int) -> str:
@@ -39,19 +39,15 @@ def read_parts(directory: Path) -> list[tuple[Path, Manifest]]:
         raise EngineMismatchError("read bundle", str(directory), expected=f"a {MANIFEST}", got="none")
     first = parts[0][1]
     size, ranks = first.build.tp_size, [manifest.build.tp_rank for _, manifest in parts]
-    if ranks != list(range(size)):
+    if len(ranks) != size or ranks != list(range(size)):
         raise EngineMismatchError(
-            "read bundle", "ranks", expected=f"engines of all {size} ranks, in {_folders(range(size))}",
+            "read bundle", "ranks", expected=f"engines of all {size} ranks, from {rank_folder(0)} on",
             got=f"those of {', '.join(map(str, ranks))}",
             hint="Build with --tp-rank all, or move the folders of the ranks into one directory",
         )  # fmt: skip
     for path, manifest in parts[1:]:
         require_same(f"read bundle: {path.name}", _shared(manifest), _shared(first))
     return parts
-
-
-def _folders(ranks: range) -> str:
-    return ", ".join(rank_folder(rank) for rank in ranks)
 
 
 def _shared(manifest: Manifest) -> Manifest:

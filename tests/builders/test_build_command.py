@@ -33,6 +33,10 @@ REFUSALS = {
     "three GPUs": ([SMALL, "--target", "12.0", "--tp-size", "3"], "a divisor of the"),
     "a third of two GPUs": ([SMALL, "--tp-size", "2", "--tp-rank", "2"], "tp_rank: expected 0..1"),
     "a rank of one GPU": ([SMALL, "--tp-rank", "1"], "tp_rank: expected 0..0"),
+    "a rank without end": ([SMALL, "--tp-size", "2", "--tp-rank", "9" * 5000], 'a number, or "all"'),
+    "layers without end": (
+        ["--preset", "qwen3.5-4b", "--random-weights", "--layers", "0-" + "9" * 5000], 'such as "0-3"',
+    ),
     "no rank": ([SMALL, "--tp-size", "2", "--tp-rank", "first"], 'a number, or "all"'),
     "a chunk beyond the positions": ([SMALL, "--max-seq-len", "0"], "max_seq_len"),
     "drafts beyond the window": ([SMALL, "--window", "2", "--max-draft-len", "4"], "T_max"),

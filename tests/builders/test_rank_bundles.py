@@ -150,7 +150,7 @@ def test_ranks_built_one_by_one_are_a_whole_bundle_together(
     assert main(["build", SMALL, "--output", str(alone), *FLAGS, "--tp-rank", "1", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["tp_ranks"] == [1]
     assert main(["inspect", str(alone)]) == 0
-    with pytest.raises(EngineMismatchError, match=r"all 2 ranks, in rank0, rank1, got those of 1\. Build with"):
+    with pytest.raises(EngineMismatchError, match=r"all 2 ranks, from rank0 on, got those of 1\. Build with"):
         read_parts(alone)
     shutil.copytree(bundle / "rank0", alone / "rank0")
     assert [manifest.build.tp_rank for _, manifest in read_parts(alone)] == [0, 1]
@@ -170,6 +170,16 @@ def test_ranks_that_were_built_otherwise_are_refused_by_the_first_difference(bun
     shutil.rmtree(tmp_path / "rank1")
     shutil.copytree(tmp_path / "rank0", tmp_path / "rank1")  # a folder of the wrong name
     with pytest.raises(EngineMismatchError, match=r"got those of 0, 0"):
+        read_parts(tmp_path)
+
+
+def test_folders_count_by_their_exact_names_and_sizes_cost_nothing(bundle: Path, tmp_path: Path) -> None:
+    for folder, rank, size in (("rank0", 0, 10**12), ("rank1", 1, 10**12), ("rank01", 1, 2), ("rank\u0661", 1, 2)):
+        manifest = read_manifest(bundle / f"rank{rank}")
+        (tmp_path / folder).mkdir()
+        write_manifest(tmp_path / folder, replace(manifest, build=replace(manifest.build, tp_size=size)))
+    assert [path.name for path in bundle_parts(tmp_path)] == ["rank0", "rank1"]
+    with pytest.raises(EngineMismatchError, match=f"all {10**12} ranks"):
         read_parts(tmp_path)
 
 

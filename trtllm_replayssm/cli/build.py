@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import signal
 import sys
 import threading
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from trtllm_replayssm.checks import shown
 from trtllm_replayssm.cli.options import ACTIVATIONS, add_replay_options, replay_config
 from trtllm_replayssm.cli.values import layer_range
 from trtllm_replayssm.dtypes import ActivationDtype
@@ -173,8 +175,8 @@ def _options(arguments: argparse.Namespace) -> BuildOptions:
 def _first_rank(text: str) -> int:
     if text == "all":
         return 0
-    if not text.isdecimal():
-        raise ConfigError("build", "tp_rank", expected='a number, or "all"', got=text)
+    if re.fullmatch(r"\d{1,9}", text, re.ASCII) is None:
+        raise ConfigError("build", "tp_rank", expected='a number, or "all"', got=shown(text))
     return int(text)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from trtllm_replayssm.checks import shown
 from trtllm_replayssm.errors import ConfigError
 
 
@@ -11,7 +12,7 @@ def integers(command: str, flag: str, text: str, *, least: int = 1) -> list[int]
     """Integers of at least `least`, comma separated. Raises ConfigError."""
     parts = text.split(",")
     if not all(re.fullmatch(r"\d{1,18}", part, re.ASCII) and int(part) >= least for part in parts):
-        raise ConfigError(command, flag, expected=f"integers of at least {least}, comma separated", got=repr(text))
+        raise ConfigError(command, flag, expected=f"integers of at least {least}, comma separated", got=shown(text))
     return [int(part) for part in parts]
 
 
@@ -19,7 +20,7 @@ def layer_range(command: str, text: str | None) -> tuple[int, int] | None:
     """First and last layer of FIRST-LAST, None where nothing was given. Raises ConfigError."""
     if text is None:
         return None
-    match = re.fullmatch(r"(\d+)-(\d+)", text, re.ASCII)
+    match = re.fullmatch(r"(\d{1,9})-(\d{1,9})", text, re.ASCII)
     if match is None:
-        raise ConfigError(command, "--layers", expected='FIRST-LAST, such as "0-3"', got=repr(text))
+        raise ConfigError(command, "--layers", expected='FIRST-LAST, such as "0-3"', got=shown(text))
     return int(match[1]), int(match[2])
