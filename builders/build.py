@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import time
 from collections.abc import Callable, Mapping
@@ -14,7 +13,7 @@ from trtllm_replayssm._version import __version__
 from trtllm_replayssm.bindings import Program
 from trtllm_replayssm.builders.build_log import EngineRecord
 from trtllm_replayssm.builders.compiler import Compiler
-from trtllm_replayssm.builders.destination import new_directory
+from trtllm_replayssm.builders.destination import new_directory, write_json
 from trtllm_replayssm.builders.flavour import Flavour, load
 from trtllm_replayssm.builders.memory import peak_rss_bytes, release_mapped
 from trtllm_replayssm.builders.native_ops import NativeOps, SegmentedOps
@@ -77,13 +76,13 @@ def build(
         programs = run.engines()
         if with_weights:
             write_native_weights(work, programs.values(), own, run.tick, packed=not flavour.segmented)
-        _write_json(work / BUILD_LOG, [to_json(record) for record in run.records])
+        write_json(work / BUILD_LOG, [to_json(record) for record in run.records])
         if tokenizer is not None:
             for name in _TOKENIZER_FILES:
                 if (tokenizer / name).is_file():
                     shutil.copyfile(tokenizer / name, work / name)
         info = _build_info(flavour, options, time.monotonic() - began)
-        _write_json(work / "config.json", _config(parameters, pretrained_config, options, info))
+        write_json(work / "config.json", _config(parameters, pretrained_config, options, info))
         run.tick("hashing")
         files = {str(p.relative_to(work)): file_digest(p) for p in sorted(work.rglob("*")) if p.is_file()}
         manifest = Manifest(
@@ -198,7 +197,3 @@ def _config(
             "matrices": {fmt: count for fmt, count in counts.items() if count},
         },
     }  # fmt: skip
-
-
-def _write_json(path: Path, value: Any) -> None:
-    path.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -88,8 +88,8 @@ class CheckpointParameters:
         return DenseMatrix(matrix.dequantize(np.float32).astype(DENSE_TYPES[MatrixFormat.BF16]))
 
 
-class HollowParameters:
-    """The same shapes and formats over zero pages that are never touched: memory on paper only."""
+class ParametersOver:
+    """Parameters made of others: the same, but for what a subclass changes."""
 
     def __init__(self, inner: Parameters) -> None:
         self.geometry, self.parallel = inner.geometry, inner.parallel
@@ -102,8 +102,26 @@ class HollowParameters:
 
     def matrix(self, name: str) -> Matrix:
         """See `Parameters`."""
+        return self._inner.matrix(name)
+
+    def vector(self, name: str) -> NDArray[np.float32]:
+        """See `Parameters`."""
+        return self._inner.vector(name)
+
+    def experts(self, name: str) -> ExpertStack:
+        """See `Parameters`."""
+        return self._inner.experts(name)
+
+
+class HollowParameters(ParametersOver):
+    """The same shapes and formats over zero pages that are never touched: memory on paper only. Experts are the
+    others', since the first pass reads none.
+    """
+
+    def matrix(self, name: str) -> Matrix:
+        """See `Parameters`."""
         rows, columns = self._specs[name].shape
-        fmt = self._inner.format_of(name)
+        fmt = self.format_of(name)
         if fmt is MatrixFormat.FP8:
             return Fp8Matrix(np.zeros((rows, columns), dtype=E4M3), np.ones((), dtype=np.float32))
         if fmt is MatrixFormat.NVFP4:
@@ -114,10 +132,6 @@ class HollowParameters:
     def vector(self, name: str) -> NDArray[np.float32]:
         """See `Parameters`."""
         return np.zeros(self._specs[name].shape, dtype=np.float32)
-
-    def experts(self, name: str) -> ExpertStack:
-        """See `Parameters`: the first pass reads no expert."""
-        return self._inner.experts(name)
 
 
 class RankParameters(CheckpointShard):

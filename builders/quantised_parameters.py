@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
-
-from trtllm_replayssm.builders.parameters import Parameters, parameter_specs
+from trtllm_replayssm.builders.parameters import ParametersOver
 from trtllm_replayssm.builders.quantize_encode import absolute_maximum, encode_nvfp4, nvfp4_scale_2
 from trtllm_replayssm.dtypes import FP4_BLOCK
-from trtllm_replayssm.weights.matrix import DenseMatrix, ExpertStack, Matrix, MatrixFormat, Nvfp4Matrix
-from trtllm_replayssm.weights.tensor_parallel import ALONE
+from trtllm_replayssm.weights.matrix import DenseMatrix, Matrix, MatrixFormat, Nvfp4Matrix
 
 
-class DenseNvfp4Parameters:
-    """Parameters whose dense linear layers of the main model become NVFP4 where they are unquantised.
+class DenseNvfp4Parameters(ParametersOver):
+    """Parameters of a whole model whose dense linear layers become NVFP4 where they are unquantised.
 
     Those that a quantisation recipe may touch (never embeddings, output head, routers or the drafting head), with a
-    number of columns that is a multiple of 16.
+    number of columns that is a multiple of 16. Ranks take their cuts of what is quantised here.
     """
-
-    parallel = ALONE  # a whole matrix is quantised, then cut
-
-    def __init__(self, inner: Parameters) -> None:
-        self.geometry = inner.geometry
-        self._inner = inner
-        self._specs = parameter_specs(inner.geometry)
 
     def format_of(self, name: str) -> MatrixFormat:
         """See `Parameters`."""
@@ -39,14 +28,6 @@ class DenseNvfp4Parameters:
         scale_2 = nvfp4_scale_2(absolute_maximum(matrix.data))
         packed, scales = encode_nvfp4(matrix.data, scale_2)
         return Nvfp4Matrix(packed, scales, float(scale_2))
-
-    def vector(self, name: str) -> NDArray[np.float32]:
-        """See `Parameters`."""
-        return self._inner.vector(name)
-
-    def experts(self, name: str) -> ExpertStack:
-        """See `Parameters`: experts stay as they are."""
-        return self._inner.experts(name)
 
     def _chosen(self, name: str) -> bool:
         spec = self._specs[name]

@@ -7,14 +7,12 @@ at all: everything is written to a folder beside it, which is renamed at the end
 from __future__ import annotations
 
 import json
-import os
-import secrets
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from trtllm_replayssm.builders.destination import new_directory, require_free, write_json
 from trtllm_replayssm.builders.quantize_config import quantisation_keys
 from trtllm_replayssm.builders.quantize_plan import RECIPES, Job, Plan, make_plan
 from trtllm_replayssm.builders.quantize_writer import SafetensorsWriter
@@ -62,24 +60,16 @@ def quantize(
     src, dst = Path(src_dir), Path(dst_dir)
     if recipe not in RECIPES:
         raise ConfigError("quantize", "recipe", expected=f"one of {sorted(RECIPES)}", got=repr(recipe))
-    _check_destination(dst)
+    require_free("quantize", dst)  # before the checkpoint is read
     with Checkpoint.open(src) as source:
         _check_unquantised(source)
         plan = make_plan(source, recipe, fp8)
         if not plan.modules():
             raise ConfigError("quantize", "recipe", expected=f"matrices of recipe {recipe!r} in the model", got="none")
-        dst.parent.mkdir(parents=True, exist_ok=True)
-        work = dst.parent / f".{dst.name}-{secrets.token_hex(8)}"  # named before it exists: always ours to remove
-        try:
-            work.mkdir(mode=0o700)
+        with new_directory("quantize", dst) as work:
             files = _write_weights(plan, work, max_shard_bytes, progress)
             _write_configs(source, plan, work)
             copied = _copy_others(src, work)
-            work.chmod(0o755)  # private until complete
-            work.rename(dst)
-        except BaseException:
-            shutil.rmtree(work, ignore_errors=True)
-            raise
         return QuantizeReport(
             quantised={module.name: module.format for module in plan.modules()},
             left=plan.left,
@@ -88,25 +78,6 @@ def quantize(
             files=files,
             copied=copied,
         )
-
-
-def _check_destination(dst: Path) -> None:
-    """What the rename at the end would refuse, refused before the work: hours of it, for a large model."""
-    found = None
-    if dst.is_symlink():
-        found = "a symbolic link, which cannot be replaced by a directory"
-    elif dst.name in ("", ".."):
-        found = "no name of its own"
-    elif dst.exists():
-        if not dst.is_dir() or any(dst.iterdir()):
-            found = "one that is taken"
-        elif os.path.samefile(dst, "."):
-            found = "the current directory"
-        elif os.path.ismount(dst):
-            found = "a mount point"
-    if found is not None:
-        raise ConfigError("quantize", f"dst_dir {dst}", expected="a new or an empty directory", got=found,
-                          hint="Name a directory that does not exist yet")  # fmt: skip
 
 
 def _check_unquantised(source: Checkpoint) -> None:
@@ -159,7 +130,7 @@ def _write_weights(
         finally:
             writer.close(complete=complete)
     if count > 1:
-        _write_json(work / INDEX, {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))})
+        write_json(work / INDEX, {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))})
     return tuple(names)
 
 
@@ -170,12 +141,8 @@ def _write_configs(source: Checkpoint, plan: Plan, work: Path) -> None:
     in_config, in_file = quantisation_keys(quantised, others)
     # read as plain JSON, so that Infinity is written back in the spelling it came in
     config = json.loads((source.directory / "config.json").read_text(encoding="utf-8"))
-    _write_json(work / "config.json", {**config, "quantization_config": in_config})
-    _write_json(work / "hf_quant_config.json", in_file)
-
-
-def _write_json(path: Path, value: dict[str, Any]) -> None:
-    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_json(work / "config.json", {**config, "quantization_config": in_config})
+    write_json(work / "hf_quant_config.json", in_file)
 
 
 def _copy_others(src: Path, work: Path) -> tuple[str, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trtllm_replayssm.errors import InvariantError
-from trtllm_replayssm.weights.safetensors_file import NUMPY_TYPES
+from trtllm_replayssm.weights.safetensors_file import NUMPY_TYPES, data_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +27,7 @@ class Entry:
     @property
     def nbytes(self) -> int:
         """Bytes of the data."""
-        return math.prod(self.shape) * NUMPY_TYPES[self.dtype].itemsize
+        return data_bytes(self.dtype, self.shape)
 
 
 class SafetensorsWriter:

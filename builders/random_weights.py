@@ -22,7 +22,6 @@ from trtllm_replayssm.weights.random_values import FP4_MEAN_SQUARE, unit_scale, 
 from trtllm_replayssm.weights.tensor_parallel import ALONE
 
 _STEP = 64  # bytes between the beginnings of two experts in the shared pool
-_E4M3_FINITE = np.uint8(0x77)  # keeps sign and magnitude bits below NaN
 
 
 class RandomParameters:
@@ -30,11 +29,10 @@ class RandomParameters:
 
     parallel = ALONE
 
-    def __init__(self, geometry: ModelGeometry, preset: str, *, first_layer: int = 0, seed: int = 0) -> None:
+    def __init__(self, geometry: ModelGeometry, preset: str, *, first_layer: int = 0) -> None:
         self.geometry = geometry
         self._preset = preset
         self._first_layer = first_layer
-        self._seed = seed
         self._specs = parameter_specs(geometry)
 
     def format_of(self, name: str) -> MatrixFormat:
@@ -66,7 +64,7 @@ class RandomParameters:
         )
 
     def _generator(self, name: str) -> np.random.Generator:
-        return np.random.default_rng((self._seed, zlib.crc32(name.encode())))
+        return np.random.default_rng(zlib.crc32(name.encode()))
 
 
 def _stored_bytes(fmt: MatrixFormat, rows: int, columns: int) -> int:

@@ -116,7 +116,7 @@ def test_a_terminated_command_leaves_nothing(tmp_path: Path) -> None:
         time.sleep(0.01)
     process.terminate()
     _, error = process.communicate(timeout=60)
-    assert process.returncode == 130 and "interrupted" in error
+    assert process.returncode == 143 and "stopped by SIGTERM" in error
     assert not list(tmp_path.iterdir())
 
 

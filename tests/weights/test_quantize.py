@@ -261,7 +261,7 @@ def test_the_destination_must_be_new_or_empty(source: Path, tmp_path: Path) -> N
     assert (tmp_path / "empty" / "model.safetensors").exists()
     (tmp_path / "file").write_text("")
     for taken in ("empty", "file"):
-        with pytest.raises(ConfigError, match="dst_dir"):
+        with pytest.raises(ConfigError, match="destination"):
             quantize(source, tmp_path / taken)
 
 

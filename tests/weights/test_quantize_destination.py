@@ -65,7 +65,7 @@ def test_a_command_told_to_stop_removes_its_work(
 
 
 def refused(source: Path, target: Path | str, reason: str) -> None:
-    with pytest.raises(ConfigError, match=f"dst_dir.*{reason}"):
+    with pytest.raises(ConfigError, match=f"destination.*{reason}"):
         quantize(source, target, progress=lambda done, total, name: pytest.fail("work had begun"))
 
 

@@ -1,12 +1,13 @@
 """The command line `trtllm-replayssm`: argument parsing and printing only.
 
-Exit codes: 0 done, 1 an error of ours (one line on stderr), 2 wrong usage, 130 interrupted (SIGTERM 143 and SIGHUP
-129 where they are handled).
+Exit codes: 0 done, 1 an error of ours (one line on stderr), 2 wrong usage, 130 interrupted (by SIGTERM 143
+and by SIGHUP 129, where what is half written is removed).
 """
 
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -21,6 +22,7 @@ import trtllm_replayssm.cli.quantize as quantize_command
 import trtllm_replayssm.cli.serve as serve_command
 import trtllm_replayssm.cli.tune as tune_command
 from trtllm_replayssm._version import __version__
+from trtllm_replayssm.cli.stopping import StoppedError
 from trtllm_replayssm.errors import ReplaySSMError
 
 EXIT_ERROR = 1
@@ -69,3 +71,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         sys.stderr.write("trtllm-replayssm: interrupted\n")
         return EXIT_INTERRUPTED
+    except StoppedError as stopped:
+        sys.stderr.write(f"trtllm-replayssm: stopped by {signal.Signals(stopped.number).name}\n")
+        return 128 + stopped.number

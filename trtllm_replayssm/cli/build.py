@@ -5,12 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import signal
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +16,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from trtllm_replayssm.checks import shown
 from trtllm_replayssm.cli.options import ACTIVATIONS, add_replay_options, replay_config
+from trtllm_replayssm.cli.stopping import stopped_by_signals
 from trtllm_replayssm.cli.values import layer_range
 from trtllm_replayssm.dtypes import ActivationDtype
 from trtllm_replayssm.errors import ConfigError
@@ -78,7 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
     options = _options(arguments)
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     began = time.monotonic()
-    with _clean_stop() as check_stopped, _source(arguments, options) as source, Progress(
+    with stopped_by_signals(at_once=False) as check_stopped, _source(arguments, options) as source, Progress(
         *columns, disable=not sys.stderr.isatty(), transient=True
     ) as bar:
         task = bar.add_task("build", total=None)
@@ -128,32 +127,6 @@ def _print(arguments: argparse.Namespace, reports: tuple[BuildReport, ...], seco
         f"{info.target}: {size / MIB:.1f} MiB, the largest {largest / MIB:.1f} MiB"
     )
     print(f"  {result['seconds']} s, peak memory of the process {info.peak_rss_bytes / MIB:.0f} MiB")
-
-
-@contextmanager
-def _clean_stop() -> Iterator[Callable[[], None]]:
-    """Yields a function that raises KeyboardInterrupt once a signal asked to stop; what is half written then goes.
-
-    A handler that raises would not do: the exception could fall into a function that the compiler calls back, which
-    drops it. A signal that is ignored (SIGHUP under nohup) stays so.
-    """
-    received: list[int] = []
-
-    def check() -> None:
-        if received:
-            raise KeyboardInterrupt
-
-    if threading.current_thread() is not threading.main_thread():  # only there can handlers be set
-        yield check
-        return
-    asked = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    numbers = [n for n in asked if signal.getsignal(n) not in (signal.SIG_IGN, None)]
-    before = {n: signal.signal(n, lambda number, frame: received.append(number)) for n in numbers}
-    try:
-        yield check
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _options(arguments: argparse.Namespace) -> BuildOptions:

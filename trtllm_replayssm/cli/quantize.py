@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import signal
 import sys
-import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+from trtllm_replayssm.cli.stopping import stopped_by_signals
 
 
 def add_command(commands: Any) -> None:
@@ -36,28 +34,14 @@ def add_command(commands: Any) -> None:
     parser.set_defaults(run=run)
 
 
-class _StoppedError(BaseException):
-    """A signal asked the command to stop; not an `Exception`, so that only clean-up runs on its way out."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.number = number
-
-
 def run(arguments: argparse.Namespace) -> int:
-    """Quantise and report; 128 + number after SIGTERM or SIGHUP, nothing left behind."""
-    try:
-        return _run(arguments)
-    except _StoppedError as stopped:
-        sys.stderr.write(f"trtllm-replayssm: stopped by {signal.Signals(stopped.number).name}\n")
-        return 128 + stopped.number
-
-
-def _run(arguments: argparse.Namespace) -> int:
+    """Quantise and report."""
     from trtllm_replayssm.builders.quantize import quantize
 
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with _orderly_stop() as check_stopped, Progress(*columns, disable=not sys.stderr.isatty(), transient=True) as bar:
+    with stopped_by_signals(at_once=True) as check_stopped, Progress(
+        *columns, disable=not sys.stderr.isatty(), transient=True
+    ) as bar:
         task = bar.add_task("quantize", total=None)
 
         def advance(done: int, total: int, name: str) -> None:
@@ -86,34 +70,3 @@ def _run(arguments: argparse.Namespace) -> int:
     for module, reason in report.left.items():
         print(f"  left as it was: {module}: {reason}")
     return 0
-
-
-@contextmanager
-def _orderly_stop() -> Iterator[Callable[[], None]]:
-    """SIGTERM and SIGHUP raise _StoppedError inside, so that what is half written is removed first.
-
-    The first one raises at once, later ones do not disturb the removal. Python drops an exception that falls into a
-    destructor, so that the function yielded raises it again; call it now and then. A SIGHUP that is ignored (nohup)
-    stays so.
-    """
-    received: list[int] = []
-
-    def check() -> None:
-        if received:
-            raise _StoppedError(received[0])
-
-    def stop(number: int, frame: object) -> None:
-        received.append(number)
-        if len(received) == 1:
-            check()
-
-    if threading.current_thread() is not threading.main_thread():  # only there can handlers be set
-        yield check
-        return
-    numbers = (signal.SIGTERM, signal.SIGHUP)
-    before = {n: signal.signal(n, stop) for n in numbers if signal.getsignal(n) not in (signal.SIG_IGN, None)}
-    try:
-        yield check
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

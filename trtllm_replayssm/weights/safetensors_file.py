@@ -38,6 +38,11 @@ NUMPY_TYPES: Mapping[str, np.dtype[Any]] = {
 }
 
 
+def data_bytes(dtype: str, shape: tuple[int, ...]) -> int:
+    """Bytes of a tensor's elements; dtype: a key of NUMPY_TYPES."""
+    return math.prod(shape) * NUMPY_TYPES[dtype].itemsize
+
+
 class Tensor:
     """A tensor in a file: its header entry, and its elements on demand.
 
@@ -56,7 +61,7 @@ class Tensor:
     @property
     def nbytes(self) -> int:
         """Bytes of the data."""
-        return math.prod(self.shape) * NUMPY_TYPES[self.dtype].itemsize
+        return data_bytes(self.dtype, self.shape)
 
     @property
     def path(self) -> Path:
