@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.layer_shapes import ssm_shape
 from tests.native import harness
 from tests.native.experts_cases import random_matrix
 from trtllm_replayssm.bindings import CONV1D, GDN, MAMBA2, MOE, OpStep, View
@@ -45,7 +46,7 @@ STEP_NOISE = 2.0**-6
 def geometry(kind: SsmKind) -> ModelGeometry:
     """One recurrent layer in a shape that the kernels hold."""
     mamba = kind is SsmKind.MAMBA2
-    shape = harness.ssm_shape(kind, 8, 2 if mamba else 4, 64 if mamba else 128, 128)
+    shape = ssm_shape(kind, 8, 2 if mamba else 4, 64 if mamba else 128, 128)
     base = preset_geometry("nemotron-3-nano-4b" if mamba else "qwen3.5-4b")
     return replace(base, layers=(LayerKind.SSM,), ssm=shape, mtp_pattern=())
 

@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.ops.layers import KINDS, NAN, Layer, Tokens, random_tokens, same, ssm_shape
+from tests.layer_shapes import ssm_shape
+from tests.ops.layers import KINDS, NAN, Layer, Tokens, random_tokens, same
 from tests.tolerance import CORRECTION_NOISE, FLOAT32_STEP, RECURRENCE_NOISE
 from trtllm_replayssm.config import ReplayConfig
 from trtllm_replayssm.dtypes import StateFormat

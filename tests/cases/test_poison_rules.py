@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.ops.layers import CPU, KINDS, NAN, Layer, random_tokens, same, ssm_shape
+from tests.layer_shapes import ssm_shape
+from tests.ops.layers import CPU, KINDS, NAN, Layer, random_tokens, same
 from tests.session.sessions import force, hashes, open_session, sequence, start
 from tests.tolerance import CORRECTION_NOISE, RECURRENCE_NOISE
 from trtllm_replayssm.config import ReplayConfig

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.ops.layers import KINDS, Layer, Tokens, noise, random_tokens, rates, same, ssm_shape
+from tests.layer_shapes import ssm_shape
+from tests.ops.layers import KINDS, Layer, Tokens, noise, random_tokens, rates, same
 from tests.ops.test_conventional import recurrence
 from tests.ops.test_prefill import scan
 from tests.spec.helpers import even_split

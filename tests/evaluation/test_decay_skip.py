@@ -14,7 +14,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.ops.layers import Layer, Tokens, random_tokens, ssm_shape
+from tests.layer_shapes import ssm_shape
+from tests.ops.layers import Layer, Tokens, random_tokens
 from tests.spec.helpers import part, random_inputs, small_shape
 from trtllm_replayssm.config import ReplayConfig
 from trtllm_replayssm.dtypes import StateFormat

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from tests.evaluation.small import PROMPT, random_streams
-from tests.ops.layers import as_bytes, ssm_shape
+from tests.layer_shapes import ssm_shape
+from tests.ops.layers import as_bytes
 from tests.session.sessions import CHECKPOINTS
 from trtllm_replayssm.dtypes import ActivationDtype, Rounding, StateFormat
 from trtllm_replayssm.ops.reference.philox import state_words

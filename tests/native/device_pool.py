@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.layer_shapes import ssm_shape
 from tests.native import harness
 from tests.native.narrow import LAYER, NarrowTwin, state_tensors
 from trtllm_replayssm.config import ReplayConfig
@@ -62,7 +63,7 @@ def make_twin(
 ) -> NarrowTwin:
     """SLOTS sequences with 0, 2 and 4 committed records in a window of 4: the last one's next step flushes."""
     recurrence, read = formats
-    shape = harness.ssm_shape(kind, heads=4, groups=2, head_dim=head_dim, state_dim=128)
+    shape = ssm_shape(kind, heads=4, groups=2, head_dim=head_dim, state_dim=128)
     config = ReplayConfig(window=4, max_step_tokens=1, recurrence=recurrence, read=read)
     twin = NarrowTwin(library, shape, config, "bfloat16", slots=SLOTS)
     for slot in range(SLOTS):

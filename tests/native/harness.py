@@ -48,18 +48,6 @@ def view(tensor: Any) -> _abi.Tensor:
     return _abi.tensor(tensor.data_ptr(), codes[tensor.dtype], tensor.shape, tensor.stride())
 
 
-def ssm_shape(kind: SsmKind, heads: int, groups: int, head_dim: int, state_dim: int) -> SsmShape:
-    return SsmShape(
-        kind=kind,
-        heads=heads,
-        groups=groups,
-        head_dim=head_dim,
-        state_dim=state_dim,
-        conv_kernel=4,
-        conv_bias=True,
-    )
-
-
 @dataclass
 class Pool:
     """One layer's state of `slots` sequences on the device, poisoned with NaN, and the calls over it.

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pytest
 
 from tests.native.twin import output_bound_of
 from trtllm_replayssm.config import ReplayConfig
@@ -23,6 +24,10 @@ from trtllm_replayssm.ops.state_store import StateStore
 from trtllm_replayssm.ops.views import view
 from trtllm_replayssm.shapes import SsmKind, SsmShape
 
+FP32, FP16, FP8, FP4 = StateFormat.FLOAT32, StateFormat.FLOAT16, StateFormat.FP8, StateFormat.NVFP4
+FORMATS = [(FP32, FP16), (FP32, FP8), (FP32, FP4), (FP16, None), (FP16, FP8), (FP16, FP4), (FP8, None), (FP8, FP4)]
+CASES = [pytest.param(r, q, id=f"{r.value}-{q.value if q else 'shared'}") for r, q in FORMATS]
+
 LAYER = 11
 CHECKPOINT_BOUND = {False: 2e-6, True: 1e-5}  # of a float32 head's largest value; GDN derives its corrections first
 # What both sides' float32 sums may lose of an output, in units of the head's largest (bench/rounding.py), by family:
@@ -31,6 +36,10 @@ OUTPUT_SHARE = {False: 5e-6, True: 2.0**-11}
 # Share of codes that may be the neighbour of the reference's, where the two float32 folds differ in their last bits: of
 # a float16 step such a bit is 2^-13, of the others' steps less.
 NEIGHBOURS = {StateFormat.FLOAT16: 1e-2, StateFormat.FP8: 1e-3, StateFormat.NVFP4: 1e-3}
+
+
+def config(recurrence: StateFormat, read: StateFormat | None, window: int = 16, tokens: int = 1) -> ReplayConfig:
+    return ReplayConfig(window=window, max_step_tokens=tokens, recurrence=recurrence, read=read)
 
 
 def store_tensors(store: StateStore | None, name: str) -> dict[str, Any]:

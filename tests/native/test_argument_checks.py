@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.native import harness
+from tests.native.made_up import NULL, replaced, view
 from trtllm_replayssm.errors import ContractError, UnsupportedError
 from trtllm_replayssm.ops import _abi
 from trtllm_replayssm.ops._abi import Dtype
@@ -20,14 +21,6 @@ pytestmark = pytest.mark.skipif(not harness.LIBRARY.exists(), reason=f"no native
 
 B, T, D, K, S, H, G, P, N, C = 3, 2, 24, 4, 5, 4, 2, 16, 32, 18
 ACT = Dtype.BFLOAT16
-
-
-def view(dtype: Dtype, *shape: int, stride: tuple[int, ...] | None = None, data: int = 1 << 20) -> _abi.Tensor:
-    """A view of made-up memory, contiguous unless strides are given."""
-    steps = [1]
-    for size in reversed(shape[1:]):
-        steps.append(steps[-1] * size)
-    return _abi.tensor(data, dtype, shape, stride or tuple(reversed(steps)))
 
 
 def conv_args() -> _abi.Conv1dArgs:
@@ -126,7 +119,6 @@ GOOD: dict[str, Callable[[], Any]] = {
     "state_export": export_args,
     "state_import": import_args,
 }
-NULL = _abi.Tensor()
 INT32_PAIR = view(Dtype.INT32, B, 1)
 
 # operation, what is replaced ("conv.x" is a field of a field), by what, words of the message
@@ -181,21 +173,6 @@ WRONG: list[tuple[str, str, Any, str]] = [
     ("state_import", "state", view(Dtype.FLOAT32, B + 1, H, P, N), r"state: expected \[3, 4, 16, 32\]"),
     ("state_import", "layer", 65536, r"layer: expected 0\.\.65535, got 65536"),
 ]  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def library() -> _abi.Library:
-    return _abi.Library(harness.LIBRARY)
-
-
-def replaced(args: Any, path: str, value: Any) -> Any:
-    *outer, name = path.split(".")
-    target = args
-    for field in outer:
-        target = getattr(target, field)
-    assert hasattr(target, name)
-    setattr(target, name, value)
-    return args
 
 
 @pytest.mark.parametrize(("operation", "field", "value", "words"), WRONG, ids=lambda v: v if isinstance(v, str) else "")

@@ -13,7 +13,10 @@ import pytest
 
 from tests.native import harness
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(harness.unavailable() is not None, reason=str(harness.unavailable()))]
+pytestmark = [
+    pytest.mark.gpu, pytest.mark.skipif(harness.unavailable() is not None, reason=str(harness.unavailable())),
+    pytest.mark.usefixtures("installed_library"),
+]  # fmt: skip
 
 if harness.unavailable() is None:
     import torch
@@ -24,11 +27,6 @@ if harness.unavailable() is None:
 
 EPS = 1e-6
 NAN = float("nan")
-
-
-@pytest.fixture(autouse=True)
-def library(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("REPLAYSSM_NATIVE_LIBRARY", str(harness.LIBRARY))
 
 
 def rounded(exact: Any, noise: Any, act: str) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.native import harness
-from tests.native.test_argument_checks import view
+from tests.native.made_up import view
 from trtllm_replayssm.errors import ContractError, ReplaySSMError, UnsupportedError
 from trtllm_replayssm.ops import _abi
 from trtllm_replayssm.ops._abi import Dtype
@@ -22,11 +22,6 @@ pytestmark = pytest.mark.skipif(not harness.LIBRARY.exists(), reason=f"no native
 B, T, H, G, P, N, S, E, R = 3, 2, 8, 2, 64, 128, 5, 3, 2
 ACT, F32, I32 = Dtype.BFLOAT16, Dtype.FLOAT32, Dtype.INT32
 MAMBA2, GDN = int(_abi.Kind.MAMBA2), int(_abi.Kind.GDN)
-
-
-@pytest.fixture(scope="module")
-def library() -> _abi.Library:
-    return _abi.Library(harness.LIBRARY)
 
 
 def step_fields(kind: int, rows: int = B, tokens: int = T) -> dict[str, Any]:

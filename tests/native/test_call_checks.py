@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.native import harness
-from tests.native.test_argument_checks import view
+from tests.native.made_up import view
 from tests.native.test_experts_checks import experts_args
 from tests.native.test_layer_checks import MULTIPROCESSORS, attention_args
 from trtllm_replayssm.errors import CapacityError, ContractError
@@ -54,11 +54,6 @@ def update_args(window: int, ring_rows: int) -> _abi.UpdateArgs:
         ring_value=view(ACT, S, H, ring_rows, P), ring_k=view(ACT, S, G, ring_rows, N),
         ring_dt=view(Dtype.FLOAT32, S, H, ring_rows),
     )  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def library() -> _abi.Library:
-    return _abi.Library(harness.LIBRARY)
 
 
 @pytest.mark.parametrize("operation", CALLS)

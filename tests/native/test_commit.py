@@ -20,11 +20,6 @@ if harness.unavailable() is None:
     from trtllm_replayssm.ops.reference.commit import commit_conventional
 
 
-@pytest.fixture(scope="module")
-def library() -> _abi.Library:
-    return _abi.Library(harness.LIBRARY)
-
-
 @pytest.mark.parametrize("rows", [1, 128, 129, 1000])
 @pytest.mark.parametrize("tokens", [1, 4, 16])
 def test_conventional_rows_move_to_the_snapshot_of_the_last_accepted_token(

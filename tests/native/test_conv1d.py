@@ -18,11 +18,6 @@ if harness.unavailable() is None:
     from trtllm_replayssm.ops import _abi
 
 
-@pytest.fixture(scope="module")
-def library() -> _abi.Library:
-    return _abi.Library(harness.LIBRARY)
-
-
 @pytest.mark.parametrize("act", ["bfloat16", "float16"])
 @pytest.mark.parametrize("tokens", [1, 2, 4, 5, 16])
 @pytest.mark.parametrize("kernel", [2, 3, 4, 5, 8])

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.layer_shapes import ssm_shape
 from tests.native import harness
 from tests.native.twin import output_bound_of
 from trtllm_replayssm.bench.rounding import STEP_OPERANDS
@@ -23,15 +24,10 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(harness.unavailable() is not N
 
 STATE_BOUND = 1e-6  # of the head's largest value, a token
 SHAPES = [
-    pytest.param(harness.ssm_shape(SsmKind.MAMBA2, 12, 2, 80, 128), id="mamba2-80"),
-    pytest.param(harness.ssm_shape(SsmKind.MAMBA2, 8, 2, 64, 128), id="mamba2-64"),
-    pytest.param(harness.ssm_shape(SsmKind.GDN, 8, 4, 128, 128), id="gdn-128"),
+    pytest.param(ssm_shape(SsmKind.MAMBA2, 12, 2, 80, 128), id="mamba2-80"),
+    pytest.param(ssm_shape(SsmKind.MAMBA2, 8, 2, 64, 128), id="mamba2-64"),
+    pytest.param(ssm_shape(SsmKind.GDN, 8, 4, 128, 128), id="gdn-128"),
 ]
-
-
-@pytest.fixture(scope="module")
-def library() -> _abi.Library:
-    return _abi.Library(harness.LIBRARY)
 
 
 class Problem:
@@ -154,6 +150,6 @@ def test_wrong_calls_are_named(library: _abi.Library) -> None:
     problem = Problem(SHAPES[1].values[0], [0, 1], [3, 3], tokens=3, entries=3, act="bfloat16")
     with pytest.raises(ContractError, match=r"max\(E - 1, 1\) = 2, got 3"):
         problem.run(library)
-    narrow = Problem(harness.ssm_shape(SsmKind.MAMBA2, 4, 2, 24, 128), [0], [1], 1, 1, "bfloat16")
+    narrow = Problem(ssm_shape(SsmKind.MAMBA2, 4, 2, 24, 128), [0], [1], 1, 1, "bfloat16")
     with pytest.raises(UnsupportedError, match="multiple of 16"):
         narrow.run(library)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.layer_shapes import ssm_shape
 from tests.native import harness
 from trtllm_replayssm.config import ReplayConfig
 from trtllm_replayssm.shapes import SsmKind
@@ -24,8 +25,8 @@ if harness.unavailable() is None:
     from trtllm_replayssm.ops.native_library import load_library
 
 SHAPES = [
-    pytest.param(harness.ssm_shape(SsmKind.MAMBA2, 8, 2, 64, 128), id="mamba2"),
-    pytest.param(harness.ssm_shape(SsmKind.GDN, 8, 4, 128, 128), id="gdn"),
+    pytest.param(ssm_shape(SsmKind.MAMBA2, 8, 2, 64, 128), id="mamba2"),
+    pytest.param(ssm_shape(SsmKind.GDN, 8, 4, 128, 128), id="gdn"),
 ]
 ROWS, WINDOW = 3, 4
 

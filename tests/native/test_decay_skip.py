@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.layer_shapes import ssm_shape
 from tests.native import harness
 from trtllm_replayssm.config import ReplayConfig
 from trtllm_replayssm.errors import ContractError, UnsupportedError
@@ -118,7 +119,7 @@ def faded_heads(layer: Layer, rows: StepRows, dt: torch.Tensor) -> torch.Tensor:
 def test_faded_checkpoints_are_not_read_and_the_rest_has_the_updates_bits(
     heads: int, groups: int, head_dim: int, tokens: int, padding: int
 ) -> None:
-    shape = harness.ssm_shape(SsmKind.MAMBA2, heads, groups, head_dim, 128)
+    shape = ssm_shape(SsmKind.MAMBA2, heads, groups, head_dim, 128)
     config = ReplayConfig(window=WINDOW, max_step_tokens=tokens)
     layer = Layer.make(shape, config, SLOTS, seed=heads + tokens)
     slots = [5, 0, -1, 3, 4, 1, *[-1] * padding]
@@ -148,7 +149,7 @@ def test_faded_checkpoints_are_not_read_and_the_rest_has_the_updates_bits(
 
 @pytest.mark.parametrize("padding", [0, 150], ids=["direct", "streamed"])
 def test_without_faded_heads_it_is_the_update(padding: int) -> None:
-    shape = harness.ssm_shape(SsmKind.MAMBA2, 16, 2, 64, 128)
+    shape = ssm_shape(SsmKind.MAMBA2, 16, 2, 64, 128)
     layer = Layer.make(shape, ReplayConfig(window=WINDOW, max_step_tokens=2), SLOTS, seed=5)
     layer.a.fill_(-1e-6)
     slots = [5, 0, 3, 4, 1, *[-1] * padding]
@@ -160,7 +161,7 @@ def test_without_faded_heads_it_is_the_update(padding: int) -> None:
 
 def test_rates_without_bound_fade_unless_nothing_decays() -> None:
     """a = -inf with dt = 0 means no decay at all, not NaN; with dt > 0 the checkpoint is gone."""
-    shape = harness.ssm_shape(SsmKind.MAMBA2, 8, 2, 64, 128)
+    shape = ssm_shape(SsmKind.MAMBA2, 8, 2, 64, 128)
     layer = Layer.make(shape, ReplayConfig(window=WINDOW), 1, seed=7)
     layer.a.fill_(-1e30)
     rows = StepRows(torch.zeros(1, dtype=torch.int64, device="cuda"), torch.ones(1, dtype=torch.int64, device="cuda"))
@@ -175,7 +176,7 @@ def test_rates_without_bound_fade_unless_nothing_decays() -> None:
 
 @pytest.mark.parametrize("skip_below", [0.0, -1.0, 0.26, float("nan"), float("inf")])
 def test_thresholds_outside_the_bound_are_refused(skip_below: float) -> None:
-    shape = harness.ssm_shape(SsmKind.MAMBA2, 8, 2, 64, 128)
+    shape = ssm_shape(SsmKind.MAMBA2, 8, 2, 64, 128)
     layer = Layer.make(shape, ReplayConfig(window=WINDOW), 1, seed=7)
     rows = StepRows(torch.zeros(1, dtype=torch.int64, device="cuda"), torch.ones(1, dtype=torch.int64, device="cuda"))
     with pytest.raises(ContractError, match=r"skip_below: expected a number in \(0, 0.25\]"):
@@ -183,7 +184,7 @@ def test_thresholds_outside_the_bound_are_refused(skip_below: float) -> None:
 
 
 def test_what_is_not_built_is_refused_with_the_list() -> None:
-    shape = harness.ssm_shape(SsmKind.MAMBA2, 64, 1, 64, 128)
+    shape = ssm_shape(SsmKind.MAMBA2, 64, 1, 64, 128)
     layer = Layer.make(shape, ReplayConfig(window=WINDOW), 1, seed=7)
     rows = StepRows(torch.zeros(1, dtype=torch.int64, device="cuda"), torch.ones(1, dtype=torch.int64, device="cuda"))
     with pytest.raises(UnsupportedError, match="at most 32 heads a group, got 64"):

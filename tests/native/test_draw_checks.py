@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.native import harness
-from tests.native.test_argument_checks import view
+from tests.native.made_up import view
 from trtllm_replayssm.errors import ContractError
 from trtllm_replayssm.ops import _abi
 from trtllm_replayssm.ops._abi import Dtype

@@ -12,7 +12,10 @@ import pytest
 
 from tests.native import harness
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(harness.unavailable() is not None, reason=str(harness.unavailable()))]
+pytestmark = [
+    pytest.mark.gpu, pytest.mark.skipif(harness.unavailable() is not None, reason=str(harness.unavailable())),
+    pytest.mark.usefixtures("installed_library"),
+]  # fmt: skip
 
 if harness.unavailable() is None:
     import torch
@@ -23,11 +26,6 @@ if harness.unavailable() is None:
 
 EPS = 1e-5
 ACTS = ("bfloat16", "float16")
-
-
-@pytest.fixture(autouse=True)
-def library(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("REPLAYSSM_NATIVE_LIBRARY", str(harness.LIBRARY))
 
 
 def draw(*shape: int, act: str, seed: int = 0, spread: float = 1.0) -> Any:

@@ -13,7 +13,10 @@ from tests.native import harness
 from tests.native.experts_cases import Layer, LayerCase, random_matrix
 from tests.tolerance import FACTOR
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(harness.unavailable() is not None, reason=str(harness.unavailable()))]
+pytestmark = [
+    pytest.mark.gpu, pytest.mark.skipif(harness.unavailable() is not None, reason=str(harness.unavailable())),
+    pytest.mark.usefixtures("installed_library"),
+]  # fmt: skip
 
 if harness.unavailable() is None:
     import torch
@@ -36,11 +39,6 @@ CASES = [
     LayerCase("fp8", 4, 128, 64, 3, False, 120),  # these two fit a warpgroup's instructions
     LayerCase("bf16", 4, 192, 128, 2, True, 150),
 ]
-
-
-@pytest.fixture(autouse=True)
-def library(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("REPLAYSSM_NATIVE_LIBRARY", str(harness.LIBRARY))
 
 
 class DeviceLayer:

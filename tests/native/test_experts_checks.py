@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.native import harness
+from tests.native.made_up import NULL, replaced, view
 from trtllm_replayssm.errors import CapacityError, ContractError
 from trtllm_replayssm.ops import _abi
 from trtllm_replayssm.ops._abi import Dtype
@@ -19,15 +20,6 @@ from trtllm_replayssm.ops._abi import Dtype
 pytestmark = pytest.mark.skipif(not harness.LIBRARY.exists(), reason=f"no native library at {harness.LIBRARY}")
 
 N, X, INNER, E, K = 5, 64, 40, 6, 2
-NULL = _abi.Tensor()
-
-
-def view(dtype: Dtype, *shape: int, stride: tuple[int, ...] | None = None, data: int = 1 << 20) -> _abi.Tensor:
-    """A view of made-up memory, contiguous unless strides are given."""
-    steps = [1]
-    for size in reversed(shape[1:]):
-        steps.append(steps[-1] * size)
-    return _abi.tensor(data, dtype, shape, stride or tuple(reversed(steps)))
 
 
 def packed(experts: int, rows: int, columns: int, parts: int) -> _abi.PackedWeights:
@@ -102,11 +94,6 @@ WRONG: list[tuple[str, str, Any, str]] = [
 ]  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def library() -> _abi.Library:
-    return _abi.Library(harness.LIBRARY)
-
-
 def call(library: _abi.Library, operation: str, args: Any) -> None:
     if operation == "experts":
         library.experts(args, 1 << 20, library.experts_workspace(args), 0)
@@ -116,12 +103,8 @@ def call(library: _abi.Library, operation: str, args: Any) -> None:
 
 @pytest.mark.parametrize(("operation", "field", "value", "message"), WRONG)
 def test_a_wrong_argument_is_named(library: _abi.Library, operation: str, field: str, value: Any, message: str) -> None:
-    args = GOOD[operation]()
-    *outer, name = field.split(".")
-    target = getattr(args, outer[0]) if outer else args
-    setattr(target, name, value)
     with pytest.raises(ContractError, match=message):
-        call(library, operation, args)
+        call(library, operation, replaced(GOOD[operation](), field, value))
 
 
 def test_a_workspace_that_is_too_small_is_refused(library: _abi.Library) -> None:

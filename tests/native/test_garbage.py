@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.layer_shapes import ssm_shape
 from tests.native import harness
 from tests.native.device_pool import SLOTS, DevicePool, make_twin
 from tests.native.twin import Twin, torch_module
@@ -17,11 +18,6 @@ from trtllm_replayssm.shapes import SsmKind
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(harness.unavailable() is not None, reason=str(harness.unavailable()))]
 
 FAR = [2**31 - 1, 0x7F7F7F7F, 5, -2, -(2**31)]  # the pool has five slots
-
-
-@pytest.fixture(scope="module")
-def library() -> _abi.Library:
-    return _abi.Library(harness.LIBRARY)
 
 
 def bits(tensor: Any) -> Any:
@@ -38,7 +34,7 @@ def test_rows_that_name_no_slot_change_nothing(
     library: _abi.Library, kind: SsmKind, head_dim: int, tokens: int, padding: int
 ) -> None:
     torch = torch_module()
-    shape = harness.ssm_shape(kind, heads=8, groups=2, head_dim=head_dim, state_dim=128)
+    shape = ssm_shape(kind, heads=8, groups=2, head_dim=head_dim, state_dim=128)
     twin = Twin(library, shape, ReplayConfig(window=8, max_step_tokens=tokens), "bfloat16", slots=5)
     for slot in range(5):
         twin.admit(slot)
@@ -62,7 +58,7 @@ def test_cursors_out_of_range_stay_within_their_slot(
     library: _abi.Library, kind: SsmKind, head_dim: int, cursor: int
 ) -> None:
     torch = torch_module()
-    shape = harness.ssm_shape(kind, heads=8, groups=2, head_dim=head_dim, state_dim=128)
+    shape = ssm_shape(kind, heads=8, groups=2, head_dim=head_dim, state_dim=128)
     twin = Twin(library, shape, ReplayConfig(window=8, max_step_tokens=4), "bfloat16", slots=5)
     for slot in range(5):
         twin.admit(slot)

@@ -25,11 +25,6 @@ if harness.unavailable() is None:
 EPS = 1e-5
 
 
-@pytest.fixture(scope="module")
-def library() -> _abi.Library:
-    return _abi.Library(harness.LIBRARY)
-
-
 class Case:
     """Inputs of one call; the gate is a slice of a wider tensor."""
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.layer_shapes import ssm_shape
 from tests.native import harness
 from trtllm_replayssm.shapes import SsmKind
 
@@ -39,7 +40,7 @@ def close(got: Any, want: Any, step: float) -> bool:
 def test_one_launch_does_what_the_reference_operations_do(ops: NativeOps, kind: SsmKind, prompt: bool) -> None:
     torch.manual_seed(3)
     width, act = (30 if prompt else 4), torch.bfloat16
-    shape = harness.ssm_shape(kind, HEADS, 2, 8, 8)
+    shape = ssm_shape(kind, HEADS, 2, 8, 8)
     projection = torch.randn(3, width, CHANNELS + 2 * HEADS, device="cuda").to(act)
     x, first, second = projection.split([CHANNELS, HEADS, HEADS], dim=-1)
     weight, bias = torch.randn(CHANNELS, 1, 4, device="cuda"), torch.randn(CHANNELS, device="cuda")

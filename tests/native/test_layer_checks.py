@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.native import harness
-from tests.native.test_argument_checks import NULL, replaced, view
+from tests.native.made_up import NULL, replaced, view
 from trtllm_replayssm.errors import CapacityError, ContractError, ReplaySSMError, UnsupportedError
 from trtllm_replayssm.ops import _abi
 from trtllm_replayssm.ops._abi import Dtype
@@ -22,11 +22,6 @@ pytestmark = pytest.mark.skipif(not harness.LIBRARY.exists(), reason=f"no native
 R, W, B, T, HQ, HKV, D, S, DEPTH = 6, 48, 3, 2, 8, 2, 64, 5, 128
 ACT, F32, I32 = Dtype.BFLOAT16, Dtype.FLOAT32, Dtype.INT32
 MULTIPROCESSORS = 132
-
-
-@pytest.fixture(scope="module")
-def library() -> _abi.Library:
-    return _abi.Library(harness.LIBRARY)
 
 
 def norm_args() -> _abi.RmsNormArgs:

@@ -4,31 +4,18 @@ from __future__ import annotations
 
 import pytest
 
+from tests.layer_shapes import ssm_shape
 from tests.native import harness
-from tests.native.narrow import NarrowTwin
-from trtllm_replayssm.config import ReplayConfig
+from tests.native.narrow import CASES, NarrowTwin, config
 from trtllm_replayssm.dtypes import StateFormat
 from trtllm_replayssm.ops import _abi
 from trtllm_replayssm.shapes import SsmKind, SsmShape
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(harness.unavailable() is not None, reason=str(harness.unavailable()))]
 
-FP32, FP16, FP8, FP4 = StateFormat.FLOAT32, StateFormat.FLOAT16, StateFormat.FP8, StateFormat.NVFP4
-FORMATS = [(FP32, FP16), (FP32, FP8), (FP32, FP4), (FP16, None), (FP16, FP8), (FP16, FP4), (FP8, None), (FP8, FP4)]
-CASES = [pytest.param(r, q, id=f"{r.value}-{q.value if q else 'shared'}") for r, q in FORMATS]
-
-
-@pytest.fixture(scope="module")
-def library() -> _abi.Library:
-    return _abi.Library(harness.LIBRARY)
-
 
 def shape(heads: int = 4) -> SsmShape:
-    return harness.ssm_shape(SsmKind.GDN, heads=heads, groups=2, head_dim=128, state_dim=128)
-
-
-def config(recurrence: StateFormat, read: StateFormat | None, window: int = 16, tokens: int = 1) -> ReplayConfig:
-    return ReplayConfig(window=window, max_step_tokens=tokens, recurrence=recurrence, read=read)
+    return ssm_shape(SsmKind.GDN, heads=heads, groups=2, head_dim=128, state_dim=128)
 
 
 @pytest.mark.parametrize("heads", [4, 8])

@@ -24,11 +24,6 @@ FORMATS = [
 KINDS = [pytest.param(SsmKind.MAMBA2, 64, id="mamba2"), pytest.param(SsmKind.GDN, 128, id="gdn")]
 
 
-@pytest.fixture(scope="module")
-def library() -> _abi.Library:
-    return _abi.Library(harness.LIBRARY)
-
-
 @pytest.mark.parametrize(("recurrence", "read"), FORMATS)
 @pytest.mark.parametrize(("kind", "head_dim"), KINDS)
 def test_graph_replay_follows_the_cursors(

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tests.layer_shapes import ssm_shape
 from tests.native import harness
-from tests.native.narrow import NarrowTwin, state_tensors
-from trtllm_replayssm.config import ReplayConfig
+from tests.native.narrow import CASES, FP4, FP16, FP32, NarrowTwin, config, state_tensors
 from trtllm_replayssm.dtypes import StateFormat
 from trtllm_replayssm.errors import ContractError, UnsupportedError
 from trtllm_replayssm.ops import _abi
@@ -15,22 +15,9 @@ from trtllm_replayssm.shapes import SsmKind, SsmShape
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(harness.unavailable() is not None, reason=str(harness.unavailable()))]
 
-FP32, FP16, FP8, FP4 = StateFormat.FLOAT32, StateFormat.FLOAT16, StateFormat.FP8, StateFormat.NVFP4
-FORMATS = [(FP32, FP16), (FP32, FP8), (FP32, FP4), (FP16, None), (FP16, FP8), (FP16, FP4), (FP8, None), (FP8, FP4)]
-CASES = [pytest.param(r, q, id=f"{r.value}-{q.value if q else 'shared'}") for r, q in FORMATS]
-
-
-@pytest.fixture(scope="module")
-def library() -> _abi.Library:
-    return _abi.Library(harness.LIBRARY)
-
 
 def shape(head_dim: int, heads: int = 24) -> SsmShape:
-    return harness.ssm_shape(SsmKind.MAMBA2, heads=heads, groups=2, head_dim=head_dim, state_dim=128)
-
-
-def config(recurrence: StateFormat, read: StateFormat | None, window: int = 16, tokens: int = 1) -> ReplayConfig:
-    return ReplayConfig(window=window, max_step_tokens=tokens, recurrence=recurrence, read=read)
+    return ssm_shape(SsmKind.MAMBA2, heads=heads, groups=2, head_dim=head_dim, state_dim=128)
 
 
 @pytest.mark.parametrize("padding", [0, 300], ids=["small", "large"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tests.layer_shapes import ssm_shape
 from tests.native import harness
 from tests.native.prompt_twin import PromptTwin, commit_prefill, prefill_args, run_prefill
 from tests.native.twin import torch_module
@@ -27,13 +28,8 @@ OTHERS = [
 ]  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def library() -> _abi.Library:
-    return _abi.Library(harness.LIBRARY)
-
-
 def base_shape(kind: SsmKind = SsmKind.MAMBA2, head_dim: int = 64, state_dim: int = 128) -> SsmShape:
-    return harness.ssm_shape(kind, heads=6, groups=2, head_dim=head_dim, state_dim=state_dim)
+    return ssm_shape(kind, heads=6, groups=2, head_dim=head_dim, state_dim=state_dim)
 
 
 def remember(twin: PromptTwin, slots: list[int], counts: list[int]) -> None:
@@ -131,7 +127,7 @@ def test_all_decay_gone_stays_finite(library: _abi.Library) -> None:
 @pytest.mark.parametrize("head_dim", [64, 80])
 def test_more_heads_than_multiprocessors(library: _abi.Library, head_dim: int) -> None:
     """Rows of all lengths, several CTAs on every multiprocessor."""
-    shape = harness.ssm_shape(SsmKind.MAMBA2, heads=24, groups=2, head_dim=head_dim, state_dim=128)
+    shape = ssm_shape(SsmKind.MAMBA2, heads=24, groups=2, head_dim=head_dim, state_dim=128)
     twin = PromptTwin(library, shape, ReplayConfig(window=16), "bfloat16", slots=15)
     for slot in range(15):
         twin.admit(slot, origin=slot)
@@ -143,7 +139,7 @@ def test_more_heads_than_multiprocessors(library: _abi.Library, head_dim: int) -
 @pytest.mark.parametrize("rows", [1, 12])
 def test_real_shapes_and_shared_heads(library: _abi.Library, rows: int) -> None:
     """One row splits a head's state over several multiprocessors; many rows do not."""
-    shape = harness.ssm_shape(SsmKind.GDN, heads=16, groups=4, head_dim=128, state_dim=128)
+    shape = ssm_shape(SsmKind.GDN, heads=16, groups=4, head_dim=128, state_dim=128)
     twin = PromptTwin(library, shape, ReplayConfig(window=16), "bfloat16", slots=rows)
     for slot in range(rows):
         twin.admit(slot)
@@ -214,7 +210,7 @@ def test_graph_replay_follows_slots_and_cursors(library: _abi.Library) -> None:
 def test_a_long_prompt_does_not_drift(library: _abi.Library) -> None:
     """Forty chunks of a slowly forgetting state: the error stays that of float32."""
     for kind, head_dim in ((SsmKind.MAMBA2, 64), (SsmKind.GDN, 128)):
-        shape = harness.ssm_shape(kind, heads=2, groups=1, head_dim=head_dim, state_dim=128)
+        shape = ssm_shape(kind, heads=2, groups=1, head_dim=head_dim, state_dim=128)
         twin = PromptTwin(library, shape, ReplayConfig(window=16), "bfloat16", slots=1)
         twin.a[:] = -np.array([0.001, 0.02], np.float32)
         twin.admit(0)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.layer_shapes import ssm_shape
 from tests.native import harness
 from trtllm_replayssm.config import ReplayConfig
 from trtllm_replayssm.dtypes import Rounding, StateFormat
@@ -42,11 +43,6 @@ FORMATS = [
 SIZES = [(SsmKind.MAMBA2, 64, 128), (SsmKind.MAMBA2, 80, 128), (SsmKind.GDN, 128, 128), (SsmKind.GDN, 64, 256)]
 
 
-@pytest.fixture(scope="module")
-def library() -> _abi.Library:
-    return _abi.Library(harness.LIBRARY)
-
-
 class Layer:
     """Five slots of a pool with random states, records and cursors, and a prompt for three of them."""
 
@@ -54,7 +50,7 @@ class Layer:
         self, library: _abi.Library, kind: SsmKind, head_dim: int, state_dim: int, config: ReplayConfig
     ) -> None:
         self.native, self.config, self.gdn = library, config, kind is SsmKind.GDN
-        self.shape = harness.ssm_shape(kind, heads=4, groups=2, head_dim=head_dim, state_dim=state_dim)
+        self.shape = ssm_shape(kind, heads=4, groups=2, head_dim=head_dim, state_dim=state_dim)
         self.random = torch.Generator("cuda").manual_seed(head_dim + state_dim)
         s, device = self.shape, torch.device("cuda")
         self.state = ReplayLayerState.allocate(s, config, LAYER, SLOTS, torch.bfloat16, device)

@@ -13,7 +13,10 @@ from tests.native import harness
 from trtllm_replayssm.shapes import MoeShape, Router
 from trtllm_replayssm.spec import layers
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(harness.unavailable() is not None, reason=str(harness.unavailable()))]
+pytestmark = [
+    pytest.mark.gpu, pytest.mark.skipif(harness.unavailable() is not None, reason=str(harness.unavailable())),
+    pytest.mark.usefixtures("installed_library"),
+]  # fmt: skip
 
 if harness.unavailable() is None:
     import torch
@@ -41,11 +44,6 @@ SHAPES = [
     moe(1000, 32, Router.SIGMOID_BIAS),
     moe(3, 3, Router.SOFTMAX),
 ]
-
-
-@pytest.fixture(autouse=True)
-def library(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("REPLAYSSM_NATIVE_LIBRARY", str(harness.LIBRARY))
 
 
 def rows_of(slot: list[int], num_tokens: list[int]) -> Any:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.layer_shapes import ssm_shape
 from tests.native import harness
 from trtllm_replayssm.dtypes import StateFormat
 
@@ -17,11 +18,6 @@ if harness.unavailable() is None:
     from tests.native.stores import poisoned_store, same_bits, store_views
     from trtllm_replayssm.ops import _abi
     from trtllm_replayssm.shapes import SsmKind
-
-
-@pytest.fixture(scope="module")
-def library() -> _abi.Library:
-    return _abi.Library(harness.LIBRARY)
 
 
 def strided(values: list[int], dtype: Any) -> Any:
@@ -56,7 +52,7 @@ def test_cursors_of_the_given_slots_are_as_new(library: _abi.Library, with_posit
 def test_states_of_the_given_slots_are_zero_with_scales_of_one(
     library: _abi.Library, recurrence: str, read: str | None
 ) -> None:
-    shape = harness.ssm_shape(SsmKind.MAMBA2, heads=3, groups=1, head_dim=20, state_dim=48)
+    shape = ssm_shape(SsmKind.MAMBA2, heads=3, groups=1, head_dim=20, state_dim=48)
     formats = [StateFormat(recurrence), *([StateFormat(read)] if read else [])]
     stores = [poisoned_store(fmt, shape, slots=6) for fmt in formats]
     expected = [poisoned_store(fmt, shape, slots=6) for fmt in formats]

@@ -26,11 +26,6 @@ STEPS = 6 * 2.0**-24  # expf, log1pf and two products: torch's own float32 loses
 SUBNORMAL = 2.0**-140
 
 
-@pytest.fixture(scope="module")
-def library() -> _abi.Library:
-    return _abi.Library(harness.LIBRARY)
-
-
 class Inputs:
     """Windows with the heads' parameters, and one fused call."""
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.layer_shapes import ssm_shape
 from tests.native import harness
 from trtllm_replayssm.config import ReplayConfig
 from trtllm_replayssm.dtypes import Rounding, StateFormat
@@ -30,11 +31,6 @@ if harness.unavailable() is None:
 
 EXPORT_BOUND = 2e-6  # of the head's largest value; a TF32 or BF16 operand gives 4e-4 and more
 SHAPES = [(4, 2, 64, 128), (6, 3, 80, 64), (2, 1, 24, 96), (2, 2, 128, 256), (3, 3, 5, 4)]
-
-
-@pytest.fixture(scope="module")
-def library() -> _abi.Library:
-    return _abi.Library(harness.LIBRARY)
 
 
 class RecordedPool:
@@ -152,7 +148,7 @@ class RecordedPool:
 
 
 def shape_of(kind: SsmKind, sizes: tuple[int, int, int, int]) -> SsmShape:
-    return harness.ssm_shape(kind, *sizes)
+    return ssm_shape(kind, *sizes)
 
 
 @pytest.mark.parametrize("act", ["bfloat16", "float16"])

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.native import harness
+from tests.layer_shapes import ssm_shape
 from tests.native.twin import FollowingLayer, read_size
 from trtllm_replayssm.config import ReplayConfig
 from trtllm_replayssm.shapes import SsmKind
@@ -18,7 +18,7 @@ from trtllm_replayssm.spec.replay import Record, ReplayLayer, read_out
 @pytest.mark.parametrize("kind", list(SsmKind))
 def test_sizes_are_the_read_of_magnitudes(kind: SsmKind, count: int) -> None:
     """A read of the magnitudes of state, records and vector has every term positive."""
-    rng, shape = np.random.default_rng(count), harness.ssm_shape(kind, 4, 2, 6, 8)
+    rng, shape = np.random.default_rng(count), ssm_shape(kind, 4, 2, 6, 8)
     source, vectors = rng.standard_normal((4, 6, 8)), rng.standard_normal((4, 8))
     records = [
         Record(
@@ -36,7 +36,7 @@ def test_sizes_are_the_read_of_magnitudes(kind: SsmKind, count: int) -> None:
 
 @pytest.mark.parametrize("kind", list(SsmKind))
 def test_a_following_layer_keeps_the_size_of_each_output(kind: SsmKind) -> None:
-    rng, shape = np.random.default_rng(3), harness.ssm_shape(kind, 4, 2, 6, 8)
+    rng, shape = np.random.default_rng(3), ssm_shape(kind, 4, 2, 6, 8)
     layer, q = FollowingLayer(shape, ReplayConfig(window=4), layer=0), rng.standard_normal((2, 8))
     source = rng.standard_normal((4, 6, 8))
     out = layer._output(source, [], q)

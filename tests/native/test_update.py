@@ -6,6 +6,7 @@ import ctypes
 
 import pytest
 
+from tests.layer_shapes import ssm_shape
 from tests.native import harness
 from tests.native.twin import Twin, torch_module
 from trtllm_replayssm.config import ReplayConfig
@@ -23,13 +24,8 @@ KERNELS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def library() -> _abi.Library:
-    return _abi.Library(harness.LIBRARY)
-
-
 def base_shape(kind: SsmKind = SsmKind.MAMBA2, head_dim: int = 64) -> SsmShape:
-    return harness.ssm_shape(kind, heads=8, groups=2, head_dim=head_dim, state_dim=128)
+    return ssm_shape(kind, heads=8, groups=2, head_dim=head_dim, state_dim=128)
 
 
 @pytest.mark.parametrize("padding", [0, 150], ids=["direct", "streamed"])
@@ -88,7 +84,7 @@ def test_the_step_at_the_window_border(library: _abi.Library, offset: int, accep
 @pytest.mark.parametrize("rows", [1, 40])
 def test_wide_and_narrow_items_and_real_shapes(library: _abi.Library, rows: int) -> None:
     """The production head counts at both launch choices; accepted out of range is clamped."""
-    shape = harness.ssm_shape(SsmKind.MAMBA2, heads=128, groups=8, head_dim=64, state_dim=128)
+    shape = ssm_shape(SsmKind.MAMBA2, heads=128, groups=8, head_dim=64, state_dim=128)
     twin = Twin(library, shape, ReplayConfig(window=3, max_step_tokens=2), "bfloat16", slots=rows + 1)
     for slot in range(1, rows + 1):
         twin.admit(slot, origin=slot % 5)
@@ -161,7 +157,7 @@ def test_graph_replay_follows_the_cursors(library: _abi.Library) -> None:
 
 def test_pools_beyond_two_to_the_32_bytes_and_elements(library: _abi.Library) -> None:
     """The last slot of a pool of more than 2^32 elements; slot 0 keeps its bits."""
-    shape = harness.ssm_shape(SsmKind.MAMBA2, heads=128, groups=8, head_dim=64, state_dim=128)
+    shape = ssm_shape(SsmKind.MAMBA2, heads=128, groups=8, head_dim=64, state_dim=128)
     slots = 2**32 // shape.state_elems + 2
     twin = Twin(library, shape, ReplayConfig(window=2, max_step_tokens=2), "bfloat16", slots=1)
     del twin.pool
@@ -188,7 +184,7 @@ def test_wrong_calls_are_named_before_any_launch(library: _abi.Library) -> None:
     with pytest.raises(ContractError, match="C >= window"):
         twin.pool.update(twin.make_rows([0], [3], 3), torch.zeros(1, 3, 8, 64, dtype=torch.bfloat16, device="cuda"))
     with pytest.raises(UnsupportedError, match="built are"):
-        narrow = Twin(library, harness.ssm_shape(SsmKind.MAMBA2, 8, 2, 16, 128), twin.config, "bfloat16", slots=1)
+        narrow = Twin(library, ssm_shape(SsmKind.MAMBA2, 8, 2, 16, 128), twin.config, "bfloat16", slots=1)
         narrow.pool.update(narrow.make_rows([0], [2], 2), torch.zeros(1, 2, 8, 16, dtype=torch.bfloat16, device="cuda"))
     args = _abi.UpdateArgs()
     record = _abi.ErrorRecord()

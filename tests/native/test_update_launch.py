@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from tests.layer_shapes import ssm_shape
 from tests.native import harness
-from tests.native.test_argument_checks import view
+from tests.native.made_up import view
 from trtllm_replayssm.bench.cases import kernel_shapes
 from trtllm_replayssm.errors import ContractError, UnsupportedError
 from trtllm_replayssm.launches import UpdateKernel, UpdateLaunch
@@ -24,11 +25,6 @@ ACT, F32, I32 = Dtype.BFLOAT16, Dtype.FLOAT32, Dtype.INT32
 SLOTS, MULTIPROCESSORS = 5, 132
 SUPER, QWEN = kernel_shapes()["super120b"], kernel_shapes()["qwen4b"]
 PLAIN, DIRECT, STREAMED, PARTS = UpdateKernel
-
-
-@pytest.fixture(scope="module")
-def library() -> _abi.Library:
-    return _abi.Library(harness.LIBRARY)
 
 
 def update_args(
@@ -165,7 +161,7 @@ def test_negative_numbers_and_unknown_kernels_are_refused(library: _abi.Library)
 
 
 def test_a_problem_that_no_kernel_serves_is_refused_as_such(library: _abi.Library) -> None:
-    odd = harness.ssm_shape(SsmKind.MAMBA2, heads=8, groups=2, head_dim=16, state_dim=128)
+    odd = ssm_shape(SsmKind.MAMBA2, heads=8, groups=2, head_dim=16, state_dim=128)
     for launch in (None, UpdateLaunch(kernel=DIRECT)):
         with pytest.raises(UnsupportedError, match="no kernel for bfloat16, d_v 16"):
             text(library, odd, 4, launch=launch)

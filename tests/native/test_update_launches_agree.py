@@ -27,11 +27,6 @@ LAUNCHES = [
 FORMATS = [StateFormat.FLOAT32, StateFormat.FLOAT16]
 
 
-@pytest.fixture(scope="module")
-def library() -> _abi.Library:
-    return _abi.Library(harness.LIBRARY)
-
-
 def case_of(shape: str, rows: int, tokens: int, recurrence: StateFormat) -> KernelCase:
     found = next(c for c in kernel_cases() if c.shape_name == shape and c.operation.value == "update")
     return replace(found, rows=rows, tokens=tokens, window=16, recurrence=recurrence, read=None)

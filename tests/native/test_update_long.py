@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.layer_shapes import ssm_shape
 from tests.native import harness
 from tests.native.twin import Twin
 from trtllm_replayssm.bench.cases import KernelCase, Operation, kernel_cases
@@ -24,11 +25,6 @@ SHAPES = [
     if case.operation is Operation.UPDATE and case.suite == "plain" and case.rows == 1
     and case.recurrence is StateFormat.FLOAT32
 ]  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def library() -> _abi.Library:
-    return _abi.Library(harness.LIBRARY)
 
 
 @pytest.mark.parametrize(("rows", "tokens"), [(3, 1), (96, 1), (3, 8), (24, 4), (24, 8)])
@@ -67,7 +63,7 @@ def test_thousand_steps_of_continuous_batching(library: _abi.Library, kind: SsmK
 
     Outputs are compared after every step; whole states, which say the same of all steps before, after every tenth.
     """
-    shape = harness.ssm_shape(kind, heads=2, groups=1, head_dim=head_dim, state_dim=128)
+    shape = ssm_shape(kind, heads=2, groups=1, head_dim=head_dim, state_dim=128)
     twin = Twin(library, shape, ReplayConfig(window=16, max_step_tokens=8), "bfloat16", slots=5)
     live: list[int] = []
     for step in range(1000):

@@ -21,12 +21,6 @@ KINDS = [SsmKind.MAMBA2, SsmKind.GDN]
 NAN = float("nan")
 
 
-def ssm_shape(kind: SsmKind, *, heads: int = 4, groups: int = 2, head_dim: int = 16, state_dim: int = 32) -> SsmShape:
-    return SsmShape(
-        kind=kind, heads=heads, groups=groups, head_dim=head_dim, state_dim=state_dim, conv_kernel=4, conv_bias=True
-    )
-
-
 @dataclass
 class Tokens:
     """B rows of T tokens: k, q [B, T, G, N] and value (x or v) [B, T, H, P] in the activation type; decay (dt or g) and

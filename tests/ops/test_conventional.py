@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.ops.layers import KINDS, Layer, Tokens, random_tokens, ssm_shape
+from tests.layer_shapes import ssm_shape
+from tests.ops.layers import KINDS, Layer, Tokens, random_tokens
 from tests.tolerance import RECURRENCE_NOISE
 from trtllm_replayssm.config import ReplayConfig
 from trtllm_replayssm.shapes import SsmKind, SsmShape

@@ -9,7 +9,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.ops.layers import KINDS, Layer, Tokens, noise, random_tokens, same, ssm_shape
+from tests.layer_shapes import ssm_shape
+from tests.ops.layers import KINDS, Layer, Tokens, noise, random_tokens, same
 from tests.spec.helpers import even_split
 from trtllm_replayssm.config import ReplayConfig
 from trtllm_replayssm.dtypes import StateFormat

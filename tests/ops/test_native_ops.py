@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch._subclasses import FakeTensorMode
 
-from tests.ops.layers import ssm_shape
+from tests.layer_shapes import ssm_shape
 from trtllm_replayssm.config import ReplayConfig
 from trtllm_replayssm.dtypes import StateFormat
 from trtllm_replayssm.errors import ConfigError, ContractError, UnsupportedError

@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.ops.layers import KINDS, Layer, Tokens, random_tokens, rates, ssm_shape
+from tests.layer_shapes import ssm_shape
+from tests.ops.layers import KINDS, Layer, Tokens, random_tokens, rates
 from tests.ops.test_conventional import recurrence
 from tests.tolerance import FACTOR, FLOAT32_STEP
 from trtllm_replayssm.config import ReplayConfig

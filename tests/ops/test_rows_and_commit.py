@@ -7,7 +7,8 @@ import itertools
 import pytest
 import torch
 
-from tests.ops.layers import CPU, KINDS, Layer, random_tokens, ssm_shape
+from tests.layer_shapes import ssm_shape
+from tests.ops.layers import CPU, KINDS, Layer, random_tokens
 from trtllm_replayssm.config import ReplayConfig
 from trtllm_replayssm.errors import ContractError
 from trtllm_replayssm.ops.layer_state import CursorTensors

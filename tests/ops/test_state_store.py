@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.ops.layers import CPU, as_bytes, ssm_shape
+from tests.layer_shapes import ssm_shape
+from tests.ops.layers import CPU, as_bytes
 from trtllm_replayssm.dtypes import E2M1_VALUES, FP8_BLOCK, Rounding, StateFormat
 from trtllm_replayssm.ops.state_store import StateStore
 from trtllm_replayssm.shapes import SsmKind, SsmShape

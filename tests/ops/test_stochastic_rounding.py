@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.ops.layers import CPU, LAYER, Layer, random_tokens, same, ssm_shape
+from tests.layer_shapes import ssm_shape
+from tests.ops.layers import CPU, LAYER, Layer, random_tokens, same
 from trtllm_replayssm.config import ReplayConfig
 from trtllm_replayssm.dtypes import Rounding, StateFormat
 from trtllm_replayssm.ops.layer_state import CursorTensors, ReplayLayerState

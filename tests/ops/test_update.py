@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 import torch
 
+from tests.layer_shapes import ssm_shape
 from tests.ops.judge import Errors, compute, records_of, situation
-from tests.ops.layers import KINDS, LAYER, Layer, Tokens, as_bytes, random_tokens, same, ssm_shape
+from tests.ops.layers import KINDS, LAYER, Layer, Tokens, as_bytes, random_tokens, same
 from tests.tolerance import FLOAT16_STEP, FLOAT32_STEP
 from trtllm_replayssm.config import ReplayConfig
 from trtllm_replayssm.dtypes import FP16_MAX, Rounding, StateFormat

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tests.layer_shapes import ssm_shape
 from tests.native import harness
 from tests.native.stores import store_views
 from tests.tensorrt.plugin_cases import PluginCase
@@ -33,7 +34,7 @@ class RecordedLayer:
     def __init__(self, library: _abi.Library, kind: SsmKind, config: ReplayConfig) -> None:
         self.library, self.config, self.gdn = library, config, kind is SsmKind.GDN
         width = 128 if self.gdn else 64
-        self.shape = harness.ssm_shape(kind, heads=8, groups=2, head_dim=width, state_dim=128)
+        self.shape = ssm_shape(kind, heads=8, groups=2, head_dim=width, state_dim=128)
         self.random = torch.Generator("cuda").manual_seed(3)
         s, device = self.shape, torch.device("cuda")
         self.state = ReplayLayerState.allocate(s, config, LAYER, SLOTS, torch.bfloat16, device)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.layer_shapes import ssm_shape
 from tests.native import harness
 from tests.native.twin import Twin, torch_module
 from tests.tensorrt import plugin_host
@@ -89,7 +90,7 @@ def test_the_plugin_writes_the_bits_of_the_native_library(
     kind: SsmKind, tokens: int, gpu_host: Path, tmp_path: Path
 ) -> None:
     torch = torch_module()
-    shape = harness.ssm_shape(kind, heads=8, groups=2, head_dim=64 if kind is SsmKind.MAMBA2 else 128, state_dim=128)
+    shape = ssm_shape(kind, heads=8, groups=2, head_dim=64 if kind is SsmKind.MAMBA2 else 128, state_dim=128)
     config = ReplayConfig(window=8, max_step_tokens=tokens)
     twin = Twin(_abi.Library(harness.LIBRARY), shape, config, "bfloat16", slots=5)
     pool = RecordingPool(shape, config, 5, twin.dtype, twin.pool.native)
