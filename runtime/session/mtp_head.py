@@ -116,9 +116,13 @@ class MtpHead:
         """Tokens whose hidden states are known: how many `begin` must be given. None: nothing is known."""
         return self._known[slot].count if slot in self._known else None
 
-    def last(self, slot: int) -> Tensor | None:
-        """[1, hidden] of the slot's last committed token, None when it is not known."""
-        return self._states(slot)[-1:] if self.known(slot) else None
+    def last(self, slot: int, position: int) -> Tensor | None:
+        """[1, hidden] of the last of a slot's `position` committed tokens, None when it is not known: after steps that
+        this head has not seen it knows earlier ones only.
+        """
+        known = self._known.get(slot)
+        here = known is not None and known.count > 0 and known.start + known.count == position
+        return self._states(slot)[-1:] if here else None
 
     def copy(self, source: int, target: int) -> None:
         """The slot `target` is a copy of `source`."""

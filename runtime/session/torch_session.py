@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -18,7 +17,7 @@ from trtllm_replayssm.ops.layer_state import StepRows
 from trtllm_replayssm.ops.reference import commit
 from trtllm_replayssm.ops.reference.rows import check_width
 from trtllm_replayssm.runtime.pools.poison import poison_dead_memory
-from trtllm_replayssm.runtime.pools.snapshot import RawArray, Snapshot, from_arrays
+from trtllm_replayssm.runtime.pools.snapshot import RawArray, Snapshot
 from trtllm_replayssm.runtime.pools.state_pools import StatePools
 from trtllm_replayssm.runtime.session.base import DecodeRow, Logits, MtpRow, PrefillChunk, SlotCursors, SlotSnapshot
 from trtllm_replayssm.runtime.session.capture import GraphPool, Recording
@@ -34,6 +33,7 @@ from trtllm_replayssm.runtime.session.padded_rows import padded_rows
 from trtllm_replayssm.runtime.session.positions import Positions
 from trtllm_replayssm.runtime.session.ranks import Ranks
 from trtllm_replayssm.runtime.session.room import require_room
+from trtllm_replayssm.runtime.session.slot_states import SlotStates
 from trtllm_replayssm.runtime.session.static_step import StaticStep, StepModel
 from trtllm_replayssm.runtime.session.step_context import Phase, StepContext
 from trtllm_replayssm.runtime.session.torch_state_ops import StateOps
@@ -71,6 +71,7 @@ class TorchSession:
         self._head = MtpHead(self._model, self.graphs, sizes, logits)
         self._steps = DecodeSteps(self._model, self.graphs, sizes, logits, self._head.remember)
         self._positions = Positions(pools.cursors)
+        self._slots = SlotStates(pools, self._positions, self._head)
         self._step: StepRows | None = None  # on the host
 
     @classmethod
@@ -107,20 +108,17 @@ class TorchSession:
         return StaticStep(self._model, batch, width, flushes=flushes)
 
     def moved(self, slots: Sequence[int]) -> None:
-        """Static steps have moved these slots' positions."""
-        self._positions.forget(slots)
+        """Static steps have moved these slots; nothing is drafted from them before a step of the session's own."""
+        self._slots.moved(slots)
 
     def allocate(self, seed: int) -> int:
         """See `Session.allocate`."""
-        slot = self.pools.acquire(seed)
-        self._positions.forget([slot])
-        return slot
+        return self._slots.acquire(seed)
 
     def free(self, slot: int) -> None:
         """See `Session.free`."""
         self._require_settled("free", [slot])
-        self.pools.release(slot)
-        self._head.forget(slot)
+        self._slots.release(slot)
 
     @property
     def free_slots(self) -> int:
@@ -130,10 +128,7 @@ class TorchSession:
     def fork(self, slot: int, seed: int) -> int:
         """See `Session.fork`."""
         self._require_settled("fork", [slot])
-        copy = self.pools.fork(slot, seed)
-        self._positions.forget([copy])
-        self._head.copy(slot, copy)
-        return copy
+        return self._slots.fork(slot, seed)
 
     @property
     def signature(self) -> str:
@@ -143,26 +138,18 @@ class TorchSession:
     def save(self, slot: int, since: int = 0) -> SlotSnapshot:
         """See `Session.save`."""
         self._require_settled("save", [slot])
-        snapshot, last = self.pools.save(slot, since), self._head.last(slot)
-        return snapshot if last is None else replace(snapshot, hidden=last.cpu().clone())
+        return self._slots.save(slot, since)
 
     def restore(
         self, snapshot: SlotSnapshot, *, seed: int | None = None, before: Sequence[SlotSnapshot] = ()
     ) -> int:
         """See `Session.restore`."""
         assert isinstance(snapshot, Snapshot), "a snapshot comes from `save`"
-        slot = self.pools.restore(snapshot, [part for part in before if isinstance(part, Snapshot)], seed)
-        self._positions.forget([slot])
-        if snapshot.hidden is not None:
-            self._head.keep_chunk(slot, snapshot.position - 1, snapshot.hidden.to(self._device))
-        return slot
+        return self._slots.restore(snapshot, [part for part in before if isinstance(part, Snapshot)], seed)
 
     def load_snapshot(self, position: int, arrays: Mapping[str, RawArray], *, prompt_done: bool) -> SlotSnapshot:
         """See `Session.load_snapshot`."""
-        snapshot = self.pools.require_snapshot(from_arrays(position, self.signature, arrays))
-        if prompt_done and snapshot.carry:
-            raise ContractError("load_snapshot", "carry", expected="none (the prompt is complete)", got="one")
-        return snapshot
+        return self._slots.load(position, arrays, prompt_done=prompt_done)
 
     def cursors(self, slot: int) -> SlotCursors:
         """See `Session.cursors`."""

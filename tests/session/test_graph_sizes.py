@@ -18,6 +18,7 @@ from trtllm_replayssm.runtime.session.decode_steps import DecodeSteps
 from trtllm_replayssm.runtime.session.graph_sizes import RecordedSizes, batch_sizes, recorded_sizes
 from trtllm_replayssm.runtime.session.logits_buffer import LogitsBuffer
 from trtllm_replayssm.runtime.session.mtp_head import MtpHead
+from trtllm_replayssm.runtime.session.slot_states import SlotStates
 from trtllm_replayssm.runtime.session.torch_session import TorchSession
 from trtllm_replayssm.weights.checkpoint import Checkpoint
 
@@ -56,6 +57,7 @@ def pad(session: TorchSession, *sizes: int) -> None:
     logits = LogitsBuffer(max(sizes) * session.replay.max_step_tokens, session.geometry.vocab, torch.device("cpu"))
     recorded = RecordedSizes(tuple(sizes))
     session._head = MtpHead(session._model, session.graphs, recorded, logits)
+    session._slots = SlotStates(session.pools, session._positions, session._head)
     session._steps = DecodeSteps(session._model, session.graphs, recorded, logits, session._head.remember)
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 from tests.paths import EXAMPLES
 from tests.tolerance import REPLAY_LOGIT_NOISE
 from trtllm_replayssm.config import PoolConfig, ReplayConfig
+from trtllm_replayssm.errors import ContractError
 from trtllm_replayssm.runtime.session.base import DecodeRow, Logits, MtpRow, PrefillChunk
 from trtllm_replayssm.runtime.session.torch_session import TorchSession
 from trtllm_replayssm.weights.checkpoint import Checkpoint
@@ -60,3 +62,29 @@ def test_a_fork_drafts_as_its_source(session: TorchSession) -> None:
     expected = drafts(session, slot, TOKENS[1 : PROMPT + 1])
     for ours, theirs in zip(drafts(session, copy, TOKENS[1 : PROMPT + 1]), expected, strict=True):
         np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("told", [False, True], ids=["unseen", "told"])
+def test_steps_that_are_not_the_sessions_own_leave_nothing_to_draft_from(session: TorchSession, told: bool) -> None:
+    """As the steps of a device loop: what the head kept is of the prompt, and must not pass for the last token's."""
+    slot = session.allocate(seed=1)
+    session.prefill([PrefillChunk(slot, TOKENS[:PROMPT], True)])
+    of_prompt = session.save(slot)
+    step = session.static_step(batch=1, width=2)
+    step.slot[0], step.num_tokens[0] = slot, 2
+    step.ids[0] = torch.tensor(TOKENS[PROMPT : PROMPT + 2])
+    step.forward()
+    step.commit(torch.tensor([2]))
+    if told:
+        session.moved([slot])
+        with pytest.raises(ContractError, match=f"next_tokens of slot {slot}: expected 0 tokens"):
+            session.mtp_begin([MtpRow(slot, TOKENS[1 : PROMPT + 1])])
+    of_step = session.save(slot)
+    assert ("hidden" in of_prompt.arrays(), "hidden" in of_step.arrays()) == (True, False)
+    copy = session.restore(of_step)
+    with pytest.raises(ContractError, match=f"next_tokens of slot {copy}: expected 0 tokens"):
+        session.mtp_begin([MtpRow(copy, TOKENS[PROMPT + 2 : PROMPT + 3])])
+    session.decode([DecodeRow(copy, TOKENS[PROMPT + 2 : PROMPT + 3])])
+    session.commit([1])
+    assert "hidden" in session.save(copy).arrays()
+    session.mtp_begin([MtpRow(copy, TOKENS[PROMPT + 3 : PROMPT + 4])])
