@@ -87,7 +87,7 @@ class DeviceLoop:
         fresh = [choice for choice in choices if choice not in self._present]
         self._steps.enter([self._entry(choice, choice.held, choice.draft) for choice in fresh])
         for choice in fresh:
-            choice.draft, choice.reserved = NO_DRAFT, self._steps.max_draft_len
+            choice.move_away(self._steps.max_draft_len)
         self._present.update(fresh)
         flown = self._flight
         # every row in flight emits a token, so one with room for a single token ends there
@@ -119,7 +119,7 @@ class DeviceLoop:
         if keep_draft:
             self.read_draft(choice)
         self._present.discard(choice)
-        choice.reserved = 0
+        choice.move_back()
 
     def read_draft(self, choice: Choice) -> None:
         """Give a choice that is here, with nothing in flight, the drafts of its next step; waits for the device."""
@@ -142,9 +142,8 @@ class DeviceLoop:
             raise InvariantError("DeviceLoop", where, expected="tokens of a choice that goes on", got="none")
         emitted = 0
         for token in report.tokens:
-            choice.history.add(token)
             emitted += 1
-            if choice.output.push(token, None):
+            if choice.take(token):
                 break
         if emitted:
             choice.request.times.emit()

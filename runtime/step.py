@@ -205,8 +205,7 @@ class StepRunner:
         if drawn is None:
             self._verify(choice, logits)
         else:
-            choice.history.add(drawn)
-            choice.output.push(drawn, None)
+            choice.take(drawn)
         emitted = len(choice.output.token_ids) - before
         self._stats.output_tokens += emitted
         if emitted:

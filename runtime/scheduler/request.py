@@ -8,6 +8,7 @@ from enum import Enum
 from functools import cached_property
 
 from trtllm_replayssm.runtime.sampling.distribution import TokenHistory
+from trtllm_replayssm.runtime.sampling.logprobs import TokenLogprobs
 from trtllm_replayssm.runtime.sampling.mask import GuardedMask
 from trtllm_replayssm.runtime.sampling.params import SamplingParams
 from trtllm_replayssm.runtime.scheduler.output import EndRules, FinishReason, OutputBuffer
@@ -98,7 +99,7 @@ class Choice:
         self.cuts: tuple[int, ...] = ()  # positions inside the prompt where a chunk must end
         self.pending = 0  # h, records waiting in the slot's ring
         self.draft: Draft = NO_DRAFT
-        self.reserved = 0  # drafts that its next step may hold without the host having seen them
+        self._unseen = 0  # drafts that its next step may hold without the host having seen them
 
     @property
     def held(self) -> int:
@@ -111,6 +112,24 @@ class Choice:
         """Slots it stands for: all of its request's until the prompt is forked into the choices, then one."""
         prompt_done = self.prefilled == len(self.request.prompt_ids)
         return 1 if self.index or prompt_done else self.request.params.n
+
+    @property
+    def step_tokens(self) -> int:
+        """Tokens that its next step holds at most: the base token and drafts, whoever has them."""
+        return 1 + max(len(self.draft), self._unseen)
+
+    def move_away(self, max_drafts: int) -> None:
+        """It decodes where the host does not see its drafts, up to `max_drafts` a step; the host's own are used up."""
+        self.draft, self._unseen = NO_DRAFT, max_drafts
+
+    def move_back(self) -> None:
+        """It decodes here again, or ends: its drafts are those of `draft`."""
+        self._unseen = 0
+
+    def take(self, token: int, logprobs: TokenLogprobs | None = None) -> bool:
+        """Count a token that was drawn elsewhere, in the output and for later draws; returns whether that ends it."""
+        self.history.add(token)
+        return self.output.push(token, logprobs)
 
     @property
     def position(self) -> int:

@@ -149,7 +149,7 @@ class Scheduler:
     def plan(self) -> StepPlan:
         """All decode rows, and the oldest prompts' next chunks within the token budget."""
         decode = [choice for choice in self._resident if choice.state is RequestState.DECODING]
-        budget = self.config.max_num_tokens - sum(1 + max(len(c.draft), c.reserved) for c in decode)
+        budget = self.config.max_num_tokens - sum(c.step_tokens for c in decode)
         chunks: list[Chunk] = []
         for choice in self._resident:
             if choice.state is not RequestState.PREFILLING or budget <= 0:

@@ -186,8 +186,7 @@ def _replay_output(choice: Choice, found: Mapping[str, Part], vocab: int) -> Non
     for token, entry in zip(tokens, entries, strict=True):
         if output.finish_reason is not None:
             raise found["token_ids"].refusal(f"no token after the end, {output.finish_reason.value}")
-        output.push(token, entry)
-        choice.history.add(token)
+        choice.take(token, entry)
     if output.finish_reason is None and not found["error"].missing:
         output.finish(FinishReason.ERROR, found["error"].text())
     derived = None if output.finish_reason is None else output.finish_reason.value

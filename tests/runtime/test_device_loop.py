@@ -11,6 +11,10 @@ from tests.runtime.harness import DRAFTERS, VOCAB, Bench, PieceTokenizer, bench,
 from trtllm_replayssm import LLM, SamplingParams
 from trtllm_replayssm.runtime.outputs import CompletionOutput
 from trtllm_replayssm.runtime.prefix.settings import PrefixConfig
+from trtllm_replayssm.runtime.scheduler.output import EndRules
+from trtllm_replayssm.runtime.scheduler.request import Request
+from trtllm_replayssm.runtime.scheduler.scheduler import Scheduler, SchedulerConfig
+from trtllm_replayssm.runtime.speculative.drafter import Draft
 
 KINDS = DRAFTERS
 PROMPTS = ([1], [3, 4, 5], [2, 7, 2, 7, 2], list(range(1, 18)))
@@ -181,3 +185,28 @@ def test_everything_is_made_before_the_first_request() -> None:
     with LLM.from_engine(machine.engine) as llm:
         output = llm.generate([1, 2], SamplingParams(max_tokens=4, end_id=-1, detokenize=False), use_tqdm=False)
     assert made == ["warm-up"] and output.outputs[0].length == 4  # type: ignore[union-attr]
+
+
+def test_drafts_that_the_host_does_not_see_count_in_the_plan() -> None:
+    """Of sixteen tokens, three rows of four leave four for a prompt, and rows of fewer its whole chunk."""
+    scheduler = Scheduler(SchedulerConfig(max_batch_size=4, max_num_tokens=16, chunk=8, max_step_tokens=4))
+    choices = []
+    for number in range(4):
+        rules = EndRules(frozenset(), frozenset(), limit=9)
+        request = Request(number, [1] * 8, SamplingParams(), seed=number, rules=rules)
+        scheduler.add(request.choices[0])
+        scheduler.place(request.choices[0], number)
+        choices += request.choices
+    for choice in choices[:3]:
+        choice.prefilled = 8
+        scheduler.prompt_done(choice)
+        choice.draft = Draft((5,))
+    planned = [sum(len(chunk.tokens) for chunk in scheduler.plan().chunks)]
+    for choice in choices[:3]:
+        choice.move_away(3)
+        assert not choice.draft.tokens
+    planned.append(sum(len(chunk.tokens) for chunk in scheduler.plan().chunks))
+    for choice in choices[:3]:
+        choice.move_back()
+    planned.append(sum(len(chunk.tokens) for chunk in scheduler.plan().chunks))
+    assert planned == [8, 4, 8]

@@ -88,7 +88,7 @@ class Choice:
 
 
 def choose_window(
-    shape: SsmShape, config: ReplayConfig, mean_accepted: float, times: TimeModel | None, act_itemsize: int = 2
+    shape: SsmShape, config: ReplayConfig, mean_accepted: float, times: TimeModel | None
 ) -> Choice:
     """The window for steps of config.max_step_tokens that commit `mean_accepted` on average.
 
@@ -96,10 +96,10 @@ def choose_window(
     """
     tokens = config.max_step_tokens
     candidates = [replace(config, window=w) for w in range(tokens, MAX_WINDOW + 1)]
-    by_traffic = best_window(shape, config, tokens, mean_accepted, act_itemsize)
+    by_traffic = best_window(shape, config, tokens, mean_accepted)
 
     def bytes_at(window: int) -> float:
-        return window_bytes_per_token(shape, replace(config, window=window), tokens, mean_accepted, act_itemsize)
+        return window_bytes_per_token(shape, replace(config, window=window), tokens, mean_accepted)
 
     moved = bytes_at(by_traffic)
     why = [f"bytes: L = {by_traffic} moves {moved / 1e3:.1f} kB per token, row and layer, the fewest"]
