@@ -25,6 +25,7 @@ from trtllm_replayssm.dtypes import StateFormat
 from trtllm_replayssm.errors import ConfigError, ContractError
 from trtllm_replayssm.launches import LaunchPlan, TunedLaunch, UpdateKernel, UpdateLaunch
 from trtllm_replayssm.ops import _abi, native_library
+from trtllm_replayssm.runtime import replica
 from trtllm_replayssm.runtime.tuning import VARIABLE, add_entry, read_tune_file, tune_key, with_tuned
 from trtllm_replayssm.shapes import SsmShape
 
@@ -81,6 +82,8 @@ def test_the_model_prefers_what_spreads_evenly_and_loads_keys_once() -> None:
     fewer = by_name["streamed multiprocessors 124"]
     assert fewer.waves == pytest.approx(132 / 124, rel=0.01) and everything[0].waves < 1.01
     one = next(c for c in everything if c.plan.run_heads == 1 and c.plan.ctas == MULTIPROCESSORS)
+    keys = (8 + 2 * 1) * SUPER.state_dim * 2  # bytes of a group: a half-full window, and this step's k and q
+    assert one.bytes - case(SUPER, 256).floor_bytes(8) == 256 * (SUPER.heads - SUPER.groups) * keys, "for each head"
     assert one.bytes > 1.02 * everything[0].bytes and one.cost > everything[0].cost
     fewest = candidates(case(SUPER, 256), planner(SUPER, 256), MULTIPROCESSORS, most=6)
     assert [c.name for c in fewest[1:5]] == ["plain", "direct", *(f"streamed multiprocessors {n}" for n in (124, 116))]
@@ -254,6 +257,27 @@ def test_a_session_takes_the_launches_of_its_file(tmp_path: Path, monkeypatch: p
         assert next(iter(llm._engine.session.pools.ssm.values())).config.launch(4, 1) == RUNS
     with LLM(model, tokenizer=None, max_seq_len=32, replay_config=ReplayConfig(window=9)) as llm:
         assert not llm._engine.session.replay.launches, "what is asked for stays"
+
+
+def test_ranks_that_share_a_model_take_its_window_but_no_launch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A launch is measured with all of the model's heads; a rank has some of them."""
+    model, file, taken = CHECKPOINTS / "nemotron-dense", tmp_path / "tune.json", []
+    assert main(["tune", str(model), "--batch", "4", "--file", str(file)]) == 0
+    ((key, (entry,)),) = read_tune_file(file).items()
+    add_entry(file, key, {**entry, "launch": RUNS.entry()})
+    monkeypatch.setenv(VARIABLE, str(file))
+
+    def session(checkpoint: object, config: ReplayConfig, *rest: Any, **named: Any) -> None:
+        taken.append(config)
+        raise ConfigError("test", "session", expected="none", got="one")
+
+    monkeypatch.setattr(replica, "checkpoint_session", session)
+    for ranks in (1, 2):
+        with pytest.raises(ConfigError, match="test: session"):
+            LLM(model, tokenizer=None, max_seq_len=32, tensor_parallel_size=ranks)
+    assert [(c.window, c.launch(4, 1)) for c in taken] == [(entry["window"], RUNS), (entry["window"], None)]
 
 
 def test_candidates_survive_a_library_that_refuses_everything_else() -> None:

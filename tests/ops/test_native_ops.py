@@ -50,9 +50,10 @@ def layer(kind: SsmKind, act: torch.dtype = torch.bfloat16, **config: Any) -> tu
 
 
 def step(kind: SsmKind, state: ReplayLayerState, cursors: CursorTensors, ops: NativeOps) -> torch.Tensor:
-    s, rows = state.shape, StepRows(torch.tensor([1, -1]), torch.tensor([2, 2]))
-    value = torch.zeros(2, 2, s.heads, s.head_dim, dtype=torch.bfloat16)
-    key, scalar = torch.zeros(2, 2, s.groups, s.state_dim, dtype=torch.bfloat16), torch.zeros(2, 2, s.heads)
+    """Three rows of two tokens."""
+    s, rows = state.shape, StepRows(torch.tensor([1, -1, 2]), torch.tensor([2, 2, 2]))
+    value = torch.zeros(3, 2, s.heads, s.head_dim, dtype=torch.bfloat16)
+    key, scalar = torch.zeros(3, 2, s.groups, s.state_dim, dtype=torch.bfloat16), torch.zeros(3, 2, s.heads)
     if kind is SsmKind.GDN:
         return ops.gdn_update(state, cursors, rows, key, key, value, scalar, scalar)
     vector = torch.zeros(s.heads)
@@ -64,7 +65,7 @@ def test_fake_tensors_get_the_shape_and_type_of_the_values(kind: SsmKind) -> Non
     with FakeTensorMode():
         state, cursors = layer(kind, max_step_tokens=2)
         out = step(kind, state, cursors, NativeOps(FakeLibrary(0), CPU))  # type: ignore[arg-type]
-        assert out.shape == (2, 2, state.shape.heads, state.shape.head_dim) and out.dtype is torch.bfloat16
+        assert out.shape == (3, 2, state.shape.heads, state.shape.head_dim) and out.dtype is torch.bfloat16
 
 
 @pytest.mark.parametrize("prompt", [True, False])
@@ -136,7 +137,7 @@ def test_the_library_gets_the_inputs_of_a_recurrence_by_their_names(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_step_asks_for_the_launch_of_its_rows_and_tokens(kind: SsmKind, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The part of the operation behind the device check, on CPU tensors: two rows of two tokens."""
+    """The part of the operation behind the device check, on CPU tensors: three rows of two tokens."""
     calls: list[_abi.UpdateArgs] = []
     native = SimpleNamespace(update=lambda args, workspace, size, stream: calls.append(args))
     monkeypatch.setattr(torch_ops, "installed_library", lambda: native)
@@ -146,12 +147,12 @@ def test_a_step_asks_for_the_launch_of_its_rows_and_tokens(kind: SsmKind, monkey
         torch.ops.replayssm, "update", lambda **given: launch(*[given[name] for name in torch_ops.UPDATE.names])
     )
     runs = UpdateLaunch(kernel=UpdateKernel.STREAMED, run_heads=2)
-    for rows, tokens in ((2, 2), (3, 2), (2, 1)):
+    for rows, tokens in ((3, 2), (2, 2), (2, 3), (3, 1)):
         tuned = (TunedLaunch(rows=rows, tokens=tokens, launch=runs),)
         state, cursors = layer(kind, max_step_tokens=2, launches=tuned)
         step(kind, state, cursors, NativeOps(FakeLibrary(0), CPU))  # type: ignore[arg-type]
     asked = [[getattr(args.launch, name) for name, _ in args.launch._fields_] for args in calls]
-    assert asked == [runs.numbers, [0] * 6, [0] * 6] and calls[0].launch.run_heads == 2
+    assert asked == [runs.numbers, [0] * 6, [0] * 6, [0] * 6] and calls[0].launch.run_heads == 2
 
 
 def test_a_launch_that_the_library_refuses_is_named_when_the_session_is_made() -> None:

@@ -77,7 +77,8 @@ def test_what_a_reader_changes_reaches_neither_the_request_nor_the_next_output()
 def test_a_stream_copies_each_token_once() -> None:
     request, steps = request_of(list(range(50)), 500), 400
     grows = request.choices[0].output.token_ids = CountedList()
-    seen = 0
-    for output in stream(request, steps):
+    outputs, seen = stream(request, steps), 0
+    for output in outputs:
         seen += len(output.outputs[0].token_ids_diff)
+    assert len({id(output.prompt_token_ids) for output in outputs}) == 1, "nor the prompt"
     assert seen == steps and grows.copied == steps, "not the whole answer at every step"
