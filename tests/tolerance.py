@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-# Accepts another order of the same float32 sums; rejects a term computed at lower precision (CONTRIBUTING.md, Tests).
-FACTOR = 2.0
-
-# Accepts the last bit of a float32 result as large as the largest of its tensor; rejects a sum of 16-bit products.
-FLOAT32_STEP = 2.0**-23
+from trtllm_replayssm.bench.bounds import FACTOR as FACTOR
+from trtllm_replayssm.bench.bounds import FLOAT32_STEP as FLOAT32_STEP
 
 # Accepts a float16 result that is the nearest of its exact value; rejects its neighbour.
 FLOAT16_STEP = 2.0**-10

@@ -28,7 +28,7 @@ ROOMS = {
     "spec.cursors": "rules", "spec.traffic": "rules", "spec.decay_skip": "rules", "spec.adaptive_window": "rules",
     "spec.tuning": "rules",
     "models": "models", "weights": "weights", "ops": "ops", "cli": "cli",
-    "bench": "bench", "bench.cases": "bench cases", "bench.step": "step bench",
+    "bench": "bench", "bench.cases": "bench cases", "bench.bounds": "bench cases", "bench.step": "step bench",
     "bench.throughput": "throughput bench",
     "bench.layers": "layer bench",
     "builders": "builders", "__main__": "cli",

@@ -26,10 +26,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from trtllm_replayssm.bench.bounds import FACTOR, FLOAT32_STEP
 from trtllm_replayssm.dtypes import StateFormat
 
-FACTOR = 2.0
-FLOAT32_STEP = 2.0**-23
 # Operands of a product: float32 in two TF32 parts, at least, where a step's outputs come from; in prompts, two bfloat16
 # parts, the second one rounded.
 STEP_OPERANDS = 2.0**-22
