@@ -48,7 +48,7 @@ def shared_session(make: MakeSession, ranks: int, device: str, geometry: ModelGe
     from trtllm_replayssm.runtime.session.shared_session import SharedSession
 
     own, others = start_ranks(ranks, make, backend="gloo" if device == "cpu" else "nccl")
-    return SharedSession(own, others.connections, geometry, others.hang_up)
+    return SharedSession(own, others.connections, geometry, others.hang_up, others.give_up)
 
 
 def rank_session(

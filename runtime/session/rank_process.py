@@ -7,7 +7,7 @@ import multiprocessing
 import shutil
 import signal
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -20,6 +20,7 @@ from torch import distributed
 
 from trtllm_replayssm.errors import ConfigError, ReplaySSMError
 from trtllm_replayssm.runtime.session.base import Session
+from trtllm_replayssm.runtime.session.rank_watch import ENDED, RankWatch
 from trtllm_replayssm.runtime.session.ranks import ProcessRanks, Ranks
 from trtllm_replayssm.weights.tensor_parallel import TensorParallel
 
@@ -49,17 +50,26 @@ class RankProcesses:
             distributed.destroy_process_group()
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def kill(self) -> None:
-        """End them whatever they do: one that loads weights, or waits for another, would not notice a hang-up."""
+    def give_up(self) -> None:
+        """End them whatever they do: one that loads weights, or waits for another, would not notice a hang-up. What
+        waits for them here, in any thread, comes back: gloo sees that they are gone, and NCCL, which does not, is
+        aborted, so that this process may start ranks again.
+        """
         for process in self.processes:
             process.kill()
         for process in self.processes:
             process.join()
+        if distributed.is_initialized() and distributed.get_backend() != "gloo":
+            distributed.distributed_c10d._abort_process_group()
+
+    def kill(self) -> None:
+        """Give up, and let go of what is theirs."""
+        self.give_up()
         self.hang_up()
 
-    def require(self) -> None:
-        """Wait until every rank says that it got so far. Raises ConfigError for the first one that does not."""
-        waited = {connection: rank for rank, connection in enumerate(self.connections, 1)}
+    def require(self, said: Collection[int] = ()) -> None:
+        """Wait until every rank but `said` says that it got so far. Raises ConfigError for the first that does not."""
+        waited = {connection: rank for rank, connection in enumerate(self.connections, 1) if rank not in said}
         while waited:
             for connection in wait(list(waited)):
                 rank = waited.pop(cast(Connection, connection))
@@ -97,8 +107,14 @@ def start_ranks(size: int, make: MakeSession, *, backend: str) -> tuple[Session,
             processes.processes.append(process)
             processes.connections.append(ours)
         processes.require()  # they run: only then are they waited for without an end in sight
-        session = _first_session(processes, TensorParallel(size, 0), store, backend, make)
-        processes.require()
+        watch = RankWatch(processes.connections, processes.give_up, patience=0.0)
+        try:
+            session = _first_session(processes, watch, TensorParallel(size, 0), store, backend, make)
+        finally:
+            watch.stop()
+        if watch.culprit is not None:
+            raise _not_started(*watch.culprit)
+        processes.require(watch.heard)
     except BaseException:
         processes.kill()
         raise
@@ -106,14 +122,17 @@ def start_ranks(size: int, make: MakeSession, *, backend: str) -> tuple[Session,
 
 
 def _first_session(
-    others: RankProcesses, parallel: TensorParallel, store: str, backend: str, make: MakeSession
+    others: RankProcesses, watch: RankWatch, parallel: TensorParallel, store: str, backend: str, make: MakeSession
 ) -> Session:
     try:
-        _join(parallel, store, backend)
-        return make(ProcessRanks(parallel))
+        with watch:
+            _join(parallel, store, backend)
+            return make(ProcessRanks(parallel))
     except ReplaySSMError:
         raise
     except Exception:  # of a collective, say, that another rank's end broke: the cause is there
+        if watch.culprit is not None:
+            raise _not_started(*watch.culprit) from None
         others.require_none_failed()
         raise
 
@@ -165,6 +184,14 @@ def _require(rank: int, connection: Connection) -> None:
     try:
         error, _ = connection.recv()
     except (EOFError, OSError):
-        error = "its process ended (a script that starts ranks needs `if __name__ == \"__main__\":` around its calls)"
+        error = ENDED
     if error is not None:
-        raise ConfigError("LLM", f"tensor_parallel_size (rank {rank})", expected="a rank that starts", got=error)
+        raise _not_started(rank, error)
+
+
+def _not_started(rank: int, met: str) -> ConfigError:
+    guard = " (a script that starts ranks needs `if __name__ == \"__main__\":` around its calls)"
+    return ConfigError(
+        "LLM", f"tensor_parallel_size (rank {rank})", expected="a rank that starts",
+        got=met + guard if met == ENDED else met,
+    )  # fmt: skip

@@ -20,6 +20,7 @@ from trtllm_replayssm.runtime.session.base import (
     SlotCursors,
     SlotSnapshot,
 )
+from trtllm_replayssm.runtime.session.rank_watch import ENDED, PATIENCE, RankWatch
 from trtllm_replayssm.shapes import ModelGeometry
 
 
@@ -59,17 +60,19 @@ class SharedSession:
     """
 
     def __init__(
-        self, own: Session, workers: Sequence[Connection], geometry: ModelGeometry, hang_up: Callable[[], None]
-    ) -> None:
+        self, own: Session, workers: Sequence[Connection], geometry: ModelGeometry, hang_up: Callable[[], None],
+        give_up: Callable[[], None], *, patience: float = PATIENCE,
+    ) -> None:  # fmt: skip
         """geometry: of the whole model. workers: one connection per further rank, see `rank_process.serve`; hang_up:
-        ends them.
+        ends them. give_up, patience: as `RankWatch`, for a rank that fails while this one waits for it.
         """
         self.geometry = geometry
         self.replay: ReplayConfig = own.replay
         self.pool: PoolConfig = own.pool
         self._own = own
         self._workers = list(workers)
-        self._closer = weakref.finalize(self, hang_up)
+        self._watch = RankWatch(workers, give_up, patience=patience)
+        self._closer = weakref.finalize(self, _close, self._watch, hang_up)
 
     def close(self) -> None:
         """End the other ranks' processes; also done when the last reference goes. Nothing may be called after it."""
@@ -205,22 +208,32 @@ class SharedSession:
             try:
                 worker.send((method, arguments(rank), keywords(rank), wanted))
             except OSError as gone:
-                raise _ended(method, rank) from gone
+                raise _failed(method, rank, ENDED) from gone
         replies: list[tuple[Exception | str | None, Any]] = []
-        try:
-            replies.append((None, getattr(self._own, method)(*arguments(0), **keywords(0))))
-        except Exception as error:
-            replies.append((error, None))
-        for rank, worker in enumerate(self._workers, 1):
+        with self._watch:
             try:
-                replies.append(worker.recv())
-            except (EOFError, OSError) as gone:
-                raise _ended(method, rank) from gone
+                replies.append((None, getattr(self._own, method)(*arguments(0), **keywords(0))))
+            except Exception as error:
+                replies.append((error, None))
+        if self._watch.culprit is not None:
+            raise _failed(method, *self._watch.culprit)
+        for rank in range(1, 1 + len(self._workers)):
+            reply = self._watch.answer(rank)
+            if reply is None:
+                raise _failed(method, rank, ENDED)
+            replies.append(reply)
         return replies
 
 
-def _ended(method: str, rank: int) -> InvariantError:
-    return InvariantError(method, f"rank {rank}", expected="an answer", got="its process has ended")
+def _failed(method: str, rank: int, met: str) -> InvariantError:
+    return InvariantError(
+        method, f"rank {rank}", expected="an answer", got=met, hint="The ranks no longer agree: restart the replica"
+    )
+
+
+def _close(watch: RankWatch, hang_up: Callable[[], None]) -> None:
+    watch.stop()
+    hang_up()
 
 
 def _shared(snapshot: SlotSnapshot) -> SharedSnapshot:

@@ -36,7 +36,7 @@ def ranks(count: int) -> Iterator[tuple[SharedSession, list[FakeSession], list[C
         for end in ours:
             end.close()
 
-    shared = SharedSession(own[0], ours, own[0].geometry, hang_up)
+    shared = SharedSession(own[0], ours, own[0].geometry, hang_up, hang_up)
     try:
         yield shared, own, [theirs for _, theirs in pipes]
     finally:

@@ -14,10 +14,11 @@ import torch
 from torch import distributed
 
 from tests.runtime.fake_session import FakeSession, hash_model
-from trtllm_replayssm.errors import ConfigError
+from trtllm_replayssm.errors import ConfigError, InvariantError
 from trtllm_replayssm.runtime.session.base import Session
-from trtllm_replayssm.runtime.session.rank_process import start_ranks
+from trtllm_replayssm.runtime.session.rank_process import START_LIMIT, start_ranks
 from trtllm_replayssm.runtime.session.ranks import Ranks
+from trtllm_replayssm.runtime.session.shared_session import SharedSession
 
 pytestmark = pytest.mark.timeout(240)
 LOADING = 120.0  # seconds that a rank spends on its weights: far longer than a test may take
@@ -50,7 +51,7 @@ def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     [
         (2, {"fails": 0, "loads": 1}, "the cause"),
         (2, {"fails": 1, "collects": 0}, r"\(rank 1\).*the cause"),
-        (2, {"exits": 1, "collects": 0}, r"\(rank 1\).*its process ended"),
+        (2, {"exits": 1, "collects": 0}, r"\(rank 1\).*its process has ended"),
         (3, {"fails": 2, "loads": 1}, r"\(rank 2\).*the cause"),
     ],
     ids=["the first, as another loads", "another, as the first waits for it", "a process", "the last, as one loads"],
@@ -79,3 +80,46 @@ def test_an_interrupt_from_the_terminal_is_left_to_the_first_rank() -> None:
         processes.hang_up()
     process.join(60)
     assert process.exitcode == 0, "it ends by itself when it is hung up on"
+
+
+class Collecting(FakeSession):
+    """`check_integrity` waits for all ranks; the last one does not come: it raises, or its process ends."""
+
+    def __init__(self, ranks: Ranks, ends: bool) -> None:
+        super().__init__(hash_model(24), slots=2)
+        self._ranks, self._ends = ranks, ends
+
+    def check_integrity(self) -> None:
+        if self._ranks.parallel.rank == self._ranks.parallel.size - 1:
+            if self._ends:
+                os._exit(3)
+            raise MemoryError("the cause")
+        self._ranks.add_up(torch.ones(2))
+
+
+def make_collecting(ranks: Ranks, *, ends: bool) -> Session:
+    return Collecting(ranks, ends)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize(("ends", "words"), [(False, "the cause"), (True, "its process has ended")])
+def test_a_rank_that_the_others_wait_for_is_named_and_the_process_starts_ranks_again(
+    folder: Path, size: int, ends: bool, words: str
+) -> None:
+    """A collective waits as long as a start may take; nobody waits so long for a rank that is known to have failed."""
+    for _ in range(2):
+        own, processes = start_ranks(size, partial(make_collecting, ends=ends), backend="gloo")
+        hang_up, give_up = processes.hang_up, processes.give_up
+        shared = SharedSession(own, processes.connections, own.geometry, hang_up, give_up, patience=0.5)
+        began = time.monotonic()
+        try:
+            with pytest.raises(InvariantError, match=f"rank {size - 1}.*{words}.*restart the replica"):
+                shared.check_integrity()
+            assert time.monotonic() - began < START_LIMIT.total_seconds() / 10
+            with pytest.raises(InvariantError, match=r"rank \d.*its process has ended"):
+                shared.allocate(1)
+        finally:
+            shared.close()
+        for process in processes.processes:
+            process.join(60)
+    assert not distributed.is_initialized() and not list(folder.glob("replayssm-ranks-*"))
