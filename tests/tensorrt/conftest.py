@@ -1,4 +1,4 @@
-"""Fixtures of the plugin tests on a GPU."""
+"""Fixtures of the plugin tests on a GPU: the host of the plugins, and the native library that judges them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.native.conftest import installed_library as installed_library
+from tests.native.conftest import library as library
 from tests.tensorrt import plugin_host
 
 

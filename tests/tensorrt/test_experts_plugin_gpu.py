@@ -21,7 +21,10 @@ from trtllm_replayssm.shapes import MoeShape, Router
 from trtllm_replayssm.weights.matrix import MatrixFormat
 
 REASON = harness.unavailable() or plugin_host.unavailable()
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(REASON is not None, reason=str(REASON))]
+pytestmark = [
+    pytest.mark.gpu, pytest.mark.skipif(REASON is not None, reason=str(REASON)),
+    pytest.mark.usefixtures("installed_library"),
+]  # fmt: skip
 
 if REASON is None:
     import torch
@@ -41,11 +44,6 @@ CASES = [
     LayerCase("nvfp4", 4, 64, 32, 2, True, 70),  # a prompt chunk
     LayerCase("nvfp4", 4, 128, 128, 2, True, 70),  # one whose tokens are copied into the workspace
 ]  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def library(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("REPLAYSSM_NATIVE_LIBRARY", str(harness.LIBRARY))
 
 
 def routing(case: LayerCase) -> MoeShape:

@@ -33,11 +33,6 @@ FROM_ZERO, FROM_CARRY, TO_CARRY = 1, 2, 4
 BFLOAT16 = int(_abi.Dtype.BFLOAT16)
 
 
-@pytest.fixture(scope="module")
-def library() -> _abi.Library:
-    return _abi.Library(harness.LIBRARY)
-
-
 def ints(values: list[int]) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.int32, device="cuda")
 
