@@ -108,6 +108,10 @@ class Engine:
         if self._steps is not None:
             self._steps.warm_up()
 
+    def close(self) -> None:
+        """End what the session has outside this process. Nothing may be asked of it after that."""
+        self.session.close()
+
     @property
     def has_work(self) -> bool:
         """Whether a step would run or report anything."""

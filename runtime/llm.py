@@ -218,7 +218,7 @@ class LLM:
         return self._loop.resume(path, streaming=streaming)
 
     def shutdown(self) -> None:
-        """Cancel what runs and stop the engine's thread. May be called twice."""
+        """Cancel what runs, stop the engine's thread and the processes of further ranks. May be called twice."""
         self._closer()
 
     def __enter__(self) -> LLM:

@@ -99,7 +99,7 @@ class EngineLoop:
         return self.ask(action)
 
     def close(self) -> None:
-        """Cancel what runs and end the thread. May be called twice."""
+        """Cancel what runs, end the thread and what the session has outside this process. May be called twice."""
         with self._wake:
             self._closing = True
             self._wake.notify_all()
@@ -132,6 +132,8 @@ class EngineLoop:
                 answer.set_exception(failure)
             for handle in handles.values():
                 handle.fail(failure)
+        finally:
+            self._engine.close()
 
     def _turn(self) -> bool:
         """Commands, then one step; False when the loop has closed."""

@@ -174,3 +174,7 @@ class Session(Protocol):
     def check_integrity(self) -> None:
         """Raise InvariantError when the pools' bookkeeping is inconsistent."""
         ...
+
+    def close(self) -> None:
+        """End what runs outside this process for the session. Nothing may be called after it but `close`."""
+        ...

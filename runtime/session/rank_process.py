@@ -92,7 +92,7 @@ def start_ranks(size: int, make: MakeSession, *, backend: str) -> tuple[Session,
     if distributed.is_initialized():
         raise ConfigError(
             "LLM", "tensor_parallel_size", expected="one replica over several ranks in a process", got="a second one",
-            hint="Let go of the first, or use another process",
+            hint="Shut down the first, or use another process",
         )  # fmt: skip
     context = multiprocessing.get_context("spawn")
     processes = RankProcesses(Path(tempfile.mkdtemp(prefix="replayssm-ranks-")))

@@ -75,7 +75,7 @@ class SharedSession:
         self._closer = weakref.finalize(self, _close, self._watch, hang_up)
 
     def close(self) -> None:
-        """End the other ranks' processes; also done when the last reference goes. Nothing may be called after it."""
+        """See `Session.close`: the other ranks' processes; also done when the last reference goes."""
         self._closer()
 
     @property

@@ -252,6 +252,9 @@ class TorchSession:
         """See `Session.check_integrity`."""
         self.pools.check_integrity()
 
+    def close(self) -> None:
+        """See `Session.close`: nothing does."""
+
     def _network(self) -> Network:
         return TorchNetwork(self.geometry, self._weights, self._state_ops, poison=self._debug)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -33,6 +34,23 @@ def test_llm_writes_the_same_text_on_two_ranks() -> None:
         with LLM(MODEL, tensor_parallel_size=ranks, **settings) as llm:
             texts.append(llm.generate([entry["input_ids"]], params)[0].outputs[0].token_ids)
     assert list(texts[0]) == list(texts[1]) == entry["greedy"][:16]
+
+
+def test_a_replica_that_was_shut_down_leaves_its_place_to_another() -> None:
+    """Though its name still stands for it."""
+    with LLM(MODEL, tensor_parallel_size=2, max_batch_size=1, max_seq_len=32) as first:
+        ranks = [process for process in multiprocessing.active_children() if process.name.startswith("rank ")]
+        with pytest.raises(ConfigError, match="Shut down the first"):
+            LLM(MODEL, tensor_parallel_size=2, max_batch_size=1, max_seq_len=32)
+    for process in ranks:
+        process.join(60)
+    assert [process.exitcode for process in ranks] == [0]
+    with LLM(MODEL, tensor_parallel_size=2, max_batch_size=1, max_seq_len=32) as second:
+        params = SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True)
+        assert second.generate([[1, 2, 3]], params)[0].outputs[0].length == 2
+    first.shutdown()
+    with pytest.raises(ContractError, match="shut down"):
+        first.generate([[1, 2, 3]], params)
 
 
 def test_sizes_that_cannot_be_shared_are_refused_before_a_process_starts() -> None:

@@ -299,6 +299,9 @@ class FakeSession:
             if slot.cursors.position != slot.position or slot.cursors.h > self.replay.window:
                 raise InvariantError("fake", f"slot {number}", expected=slot.position, got=slot.cursors)
 
+    def close(self) -> None:
+        pass
+
     def _take(self, slot: Slot) -> int:
         for number in range(self.pool.slots):
             if number not in self.live:
