@@ -50,13 +50,12 @@ ROOMS = {
     "runtime.server": "server",
 }  # fmt: skip
 
-_HOST = {"contract", "rules", "slots", "sampling", "text", "speculative", "scheduler"}  # what a host without torch runs
-# Room -> rooms it may import besides itself; imports under TYPE_CHECKING and inside functions count
+# Room -> rooms it imports besides itself, and no others; imports under TYPE_CHECKING and inside functions count
 MAY_IMPORT = {
     "contract": set(),
-    "package": {"contract", "sampling", "speculative", "scheduler", "engine parts", "llm"},
+    "package": {"contract", "sampling", "llm"},
     "rules": {"contract"},
-    "spec": {"contract", "models", "rules"},
+    "spec": {"contract", "rules"},
     "models": {"contract"},
     "weights": {"contract", "models"},
     "ops": {"contract", "rules"},
@@ -64,39 +63,43 @@ MAY_IMPORT = {
     "bench": {"contract", "ops", "bench cases"},
     "layer bench": {"contract", "models", "weights", "ops", "pools", "session", "bench"},
     "step bench": {"contract", "rules", "weights", "ops", "pools", "session", "engine parts"},
-    "throughput bench": {"contract", "sampling", "engine parts", "llm", "package"},
+    "throughput bench": {"contract", "sampling", "engine parts", "llm"},
     "builders": {"contract", "models", "weights"},
     "runtime": set(),
     "slots": {"contract"},
     "pools": {"contract", "slots", "ops"},
-    "sampling": {"contract", "rules"},
-    "text": {"contract", "sampling"},
-    "speculative": {"contract", "rules", "slots", "sampling"},
-    "scheduler": {"contract", "rules", "slots", "sampling", "speculative", "text"},
+    "sampling": {"contract"},
+    "text": {"contract"},
+    "speculative": {"contract", "rules", "sampling"},
+    "scheduler": {"contract", "rules", "sampling", "speculative", "text"},
     "session interface": {"contract"},
-    "device entry": {"contract", "sampling"},
+    "device entry": {"sampling"},
     "device": {"contract", "rules", "ops", "device entry"},
-    "session": {"contract", "rules", "models", "weights", "ops", "slots", "pools", "session interface"},
+    "session": {"contract", "models", "weights", "ops", "pools", "session interface"},
     "evaluation": {"contract", "rules", "weights", "ops", "pools", "session interface", "session", "text"},
     "prefix": {"contract", "rules", "scheduler", "session interface"},
     "transfer": {"contract", "sampling", "text", "speculative", "scheduler", "session interface"},
-    "engine parts": _HOST | {"session interface", "prefix", "device entry"},
-    "engine": _HOST | {"engine parts", "session interface", "prefix", "transfer"},
-    "replica": _HOST
-    | {"engine parts", "models", "weights", "pools", "session interface", "session", "prefix", "engine", "device"},
-    "llm": _HOST | {"engine parts", "session interface", "engine", "replica"},
-    "server": {"contract", "package", "sampling", "text", "engine parts", "engine", "llm"},
-    "cli": {"contract", "package", "models", "weights", "builders", "sampling", "text", "rules"}
+    "engine parts": {"contract", "rules", "sampling", "text", "speculative", "scheduler"}
+    | {"session interface", "prefix", "device entry"},
+    "engine": {"contract", "sampling", "text", "speculative", "scheduler"}
+    | {"engine parts", "session interface", "prefix", "transfer"},
+    "replica": {"contract", "weights", "sampling", "text", "speculative", "session interface", "session"}
+    | {"device", "prefix", "engine parts", "engine"},
+    "llm": {"contract", "sampling", "text", "scheduler", "engine parts", "engine", "replica"},
+    "server": {"contract", "package", "sampling", "text", "engine parts", "llm"},
+    "cli": {"contract", "package", "weights", "builders", "sampling", "text", "rules"}
     | {"ops", "bench", "bench cases", "step bench", "throughput bench", "evaluation", "session"}
-    | {"engine parts", "engine", "replica", "llm", "server"},
+    | {"engine parts", "replica", "llm", "server"},
 }
 
-# Room -> packages of others it may import; the standard library is free
+# Imported by the name that a bundle or an option gives, which no parser sees
+BY_NAME = frozenset({"tensorrt", "tensorrt_rtx"})
+# Room -> packages of others it imports, and no others; the standard library is free
 MAY_USE = {
-    "contract": {"numpy", "ml_dtypes"},
+    "contract": set(),
     "package": set(),
-    "rules": {"numpy", "ml_dtypes"},
-    "spec": {"numpy", "ml_dtypes"},
+    "rules": {"numpy"},
+    "spec": {"numpy"},
     "models": set(),
     "weights": {"numpy", "ml_dtypes", "safetensors"},
     "ops": {"torch", "numpy"},
@@ -105,23 +108,23 @@ MAY_USE = {
     "layer bench": {"torch"},
     "step bench": {"torch", "matplotlib"},  # matplotlib for figures only, an extra
     "throughput bench": set(),
-    "builders": {"numpy", "ml_dtypes", "safetensors", "tensorrt", "tensorrt_rtx"},
+    "builders": {"numpy", "ml_dtypes", *BY_NAME},
     "runtime": set(),
-    "slots": {"numpy"},
-    "pools": {"torch", "numpy"},
+    "slots": set(),
+    "pools": {"torch"},
     "sampling": {"numpy"},
     "text": {"tokenizers", "jinja2"},
     "speculative": {"numpy"},
-    "scheduler": {"numpy"},
+    "scheduler": set(),
     "session interface": {"numpy"},
     "device entry": {"numpy"},
     "device": {"torch", "numpy"},
     "evaluation": {"torch", "numpy", "matplotlib"},  # matplotlib for figures only, an extra
     "prefix": set(),
     "transfer": {"numpy", "safetensors"},
-    "session": {"torch", "numpy", "ml_dtypes", "tensorrt", "tensorrt_rtx"},
+    "session": {"torch", "numpy", *BY_NAME},
     "engine parts": {"numpy"},
-    "engine": {"numpy"},
+    "engine": set(),
     "replica": {"torch"},  # for the free memory of a device; the session it makes brings torch anyway
     "llm": {"rich"},
     "server": {"fastapi", "uvicorn", "h11", "starlette", "pydantic", "prometheus_client", "xgrammar", "yaml", "numpy"},

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+import trtllm_replayssm
 from tests.contract.rooms import (
+    BY_NAME,
     FOLDERS,
     MAY_IMPORT,
     MAY_USE,
@@ -75,6 +77,22 @@ def test_every_room_has_its_rows_and_only_known_rooms_are_named() -> None:
     rooms = set(ROOMS.values())
     assert rooms == set(MAY_IMPORT) == set(MAY_USE)
     assert set().union(*MAY_IMPORT.values()) <= rooms
+
+
+def test_no_room_has_a_permission_that_it_does_not_use() -> None:
+    """The table says what is, so that a new dependency of a room is a line of it that somebody wrote."""
+    rooms, packages = ({room: set[str]() for room in MAY_IMPORT} for _ in range(2))
+    for path in library_files():
+        module = module_name(path)
+        room = room_of(module)
+        assert room is not None
+        for item in imports_of(parse(path), module, is_package=path.name == "__init__.py", known=KNOWN):
+            target = room_of(item.module)
+            (rooms if target else packages)[room].add(target or item.module.partition(".")[0])
+    rooms["package"] |= {str(room_of(module)) for module in trtllm_replayssm._LAZY.values()}
+    assert {room: names - rooms[room] for room, names in MAY_IMPORT.items() if names - rooms[room]} == {}
+    unused = {room: names - packages[room] - BY_NAME for room, names in MAY_USE.items()}
+    assert {room: names for room, names in unused.items() if names} == {}
 
 
 def test_no_two_rooms_may_import_each_other() -> None:
