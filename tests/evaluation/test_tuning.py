@@ -12,8 +12,9 @@ import pytest
 from tests.paths import ROOT
 from tests.session.sessions import CHECKPOINTS
 from trtllm_replayssm import LLM
+from trtllm_replayssm.bench import machine
 from trtllm_replayssm.bench.cases import kernel_shapes
-from trtllm_replayssm.cli import main
+from trtllm_replayssm.cli import main, tune
 from trtllm_replayssm.config import ReplayConfig
 from trtllm_replayssm.errors import ConfigError
 from trtllm_replayssm.runtime.tuning import VARIABLE, add_entry, read_tune_file, tune_key, with_tuned
@@ -167,6 +168,20 @@ def test_what_cannot_be_measured_is_not_written(
     arguments = ["tune", str(CHECKPOINTS / "nemotron-dense"), "--step-tokens", "4", "--keep-window"]
     assert main([*arguments, *flags, "--file", str(file)]) == 1
     assert flags[0] in capsys.readouterr().err and not file.exists()
+
+
+def test_float32_steps_are_not_timed_for_states_that_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Their times say nothing of the others, and cost minutes of a GPU."""
+    timed: list[object] = []
+    monkeypatch.setattr(tune, "_measure", lambda *asked: timed.append(asked) or ([], "NVIDIA H200"))
+    monkeypatch.setattr(tune, "_launch", lambda *asked: {"launch": None, "why": []})
+    monkeypatch.setattr(machine, "describe", lambda: {"gpu": "NVIDIA H200"})
+    arguments = ["tune", "nemotron-3-super-120b-a12b-nvfp4", "--measure", "--file", str(tmp_path / "t.json")]
+    assert main([*arguments, "--recurrence", "float16"]) == 0 and not timed
+    assert "float16, NVIDIA H200, batch 8" in capsys.readouterr().out
+    assert main(arguments) == 0 and len(timed) == 1
 
 
 def test_a_file_that_cannot_be_added_to_is_refused_before_anything_is_measured(

@@ -80,9 +80,9 @@ def _window(
     if arguments.keep_window:
         gpu = _measured_gpu() if arguments.measure else arguments.gpu
         return {"window": config.window, "why": [f"taken: L = {config.window}, as given"]}, gpu
-    rows, gpu = _times(arguments, shape)
     name = shape_name(shape)
-    plain = config.recurrence is StateFormat.FLOAT32 and config.read is None
+    plain = config.recurrence is StateFormat.FLOAT32 and config.read is None  # what times are known of
+    rows, gpu = ([], _measured_gpu()) if arguments.measure and not plain else _times(arguments, shape)
     times = fit_times(rows, name, arguments.batch, config.max_step_tokens) if name and plain else None
     choice = choose_window(shape, config, accepted, times)
     fields = {"window": choice.window, "by_traffic": choice.by_traffic, "by_time": choice.by_time}
