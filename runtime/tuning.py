@@ -12,7 +12,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, cast
 
 from trtllm_replayssm.checks import require_positive
 from trtllm_replayssm.config import MAX_WINDOW, ReplayConfig
@@ -24,6 +24,14 @@ VARIABLE = "REPLAYSSM_TUNE"
 VERSION = 2
 
 
+class TuneEntry(TypedDict):
+    """What an engine reads of an entry. launch: an entry of `UpdateLaunch`, None: the library's choice."""
+
+    batch: int
+    window: int
+    launch: dict[str, Any] | None
+
+
 def tune_key(shape: SsmShape, config: ReplayConfig, gpu: str) -> str:
     """What an entry is valid for, but the batch: layer shape, T, formats, GPU (its name, or "cpu")."""
     read = "" if config.read is None else f" read {config.read.value}"
@@ -31,10 +39,10 @@ def tune_key(shape: SsmShape, config: ReplayConfig, gpu: str) -> str:
     return f"{shape.kind.value} {sizes}, T {config.max_step_tokens}, {config.recurrence.value}{read}, {gpu}"
 
 
-def read_tune_file(path: Path) -> dict[str, list[dict[str, Any]]]:
+def read_tune_file(path: Path) -> dict[str, list[TuneEntry]]:
     """Entries by key; empty when there is no file. Raises ConfigError for a file of another version or kind.
 
-    An entry has batch, window and launch at least; launch: an entry of `UpdateLaunch`, None: the library's choice.
+    Entries may have more than `TuneEntry` says: what explains them.
     """
     if not path.exists():
         return {}
@@ -63,7 +71,7 @@ def add_entry(path: Path, key: str, entry: Mapping[str, Any]) -> None:
     """Add an entry, in place of one of the same batch. entry: batch, window, launch and anything that explains them."""
     entries = read_tune_file(path)
     kept = [e for e in entries.get(key, []) if e["batch"] != entry["batch"]]
-    entries[key] = sorted([*kept, dict(entry)], key=lambda e: e["batch"])
+    entries[key] = sorted([*kept, cast(TuneEntry, dict(entry))], key=lambda e: e["batch"])
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(path.name + ".part")
     part.write_text(json.dumps({"version": VERSION, "entries": entries}, indent=1) + "\n", encoding="utf-8")

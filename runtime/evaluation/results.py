@@ -55,7 +55,7 @@ def read_results(path: Path, *kinds: str) -> dict[str, Any]:
     """A result file of one of these kinds, of any when none is named. Raises ConfigError when it is none."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError("eval", str(path), expected="a result file", got=f"no JSON ({error})") from error
     wanted = kinds or KINDS
     if not isinstance(data, dict) or data.get("what") not in wanted:

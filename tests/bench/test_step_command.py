@@ -55,7 +55,9 @@ def test_the_figure_is_made_from_the_lines_again_byte_for_byte(tmp_path: Path) -
     assert not (tmp_path / "c.png").exists()
 
 
-@pytest.mark.parametrize("text", ["no json", "[1]", '{"what": "update"}', "{}"])
+@pytest.mark.parametrize(
+    "text", ["no json", "[1]", '{"what": "update"}', "{}", pytest.param("[" * 100_000, id="nested without end")]
+)
 def test_other_files_are_refused(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     other = tmp_path / "other.jsonl"
     other.write_text(text + "\n")

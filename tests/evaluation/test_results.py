@@ -28,7 +28,7 @@ def test_a_result_file_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert read_results(path) == {"what": "kl", "meta": {"a": 1}, "rows": [{"kl": None}, {"kl": 0.5}]}
     write_results(path, "kl", {"a": 1}, [])
     assert read_results(path)["rows"] == []
-    for text in ("{", "[]", '{"what": "other"}'):
+    for text in ("{", "[]", '{"what": "other"}', "[" * 100_000):
         path.write_text(text)
         with pytest.raises(ConfigError):
             read_results(path)

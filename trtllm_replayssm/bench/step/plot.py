@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from trtllm_replayssm.bench.step.breakdown import PARTS
+from trtllm_replayssm.bench.step.report import Row
 from trtllm_replayssm.errors import ConfigError
 
-Row = dict[str, Any]
 _COLOURS = ("tab:red", "tab:pink", "tab:green", "tab:purple", "tab:blue", "tab:grey")
 
 
@@ -20,7 +20,7 @@ def read_rows(path: Path) -> list[Row]:
         rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
         if all(row["what"] in ("step", "ratio") for row in rows):
             return rows
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise ConfigError("bench plot", str(path), expected="lines of bench step", got=repr(error)) from error
     raise ConfigError("bench plot", str(path), expected="lines of bench step", got="another benchmark's")
 
