@@ -1,6 +1,8 @@
 // How heads are dealt out to persistent workers: a pure function.
 #pragma once
 
+#include <cstdint>
+
 #include "params.h"
 #include "wish.h"
 
@@ -31,7 +33,7 @@ inline WorkDeal dealWork(const UpdateParams& p, int workers, int usualPiece, con
   if (deal.rounds < 0) deal.rounds = 0;
   deal.base = deal.rounds * workers * deal.roundHeads;
   const int rest = items - deal.base;
-  const int singles = rest > workers * pieceHeads ? workers / pieceHeads * pieceHeads : 0;
+  const int singles = rest > int64_t{workers} * pieceHeads ? workers / pieceHeads * pieceHeads : 0;
   deal.large = (rest - singles) / pieceHeads;
   deal.pieces = deal.large + singles;
   return deal;
