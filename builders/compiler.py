@@ -60,8 +60,9 @@ class Compiler:
             raise self._stopped[0]
         if not done:
             raise DeviceError(
-                "build", segment.label, expected=f"an engine for {self._flavour.target}", got=self._complaint()
-            )
+                "build", segment.label, expected=f"an engine for {self._flavour.target}", got=self._complaint(),
+                hint=self._flavour.elsewhere,
+            )  # fmt: skip
         layers, scratch = parse_messages(text for _, text in self._messages)
         return EngineRecord(
             engine=engine, label=segment.label, bytes=path.stat().st_size, seconds=time.monotonic() - began,

@@ -48,6 +48,11 @@ class Flavour:
         """The target as numbers, None for "current"."""
         return None if self.target == CURRENT else _capability(self.target)
 
+    @property
+    def elsewhere(self) -> str | None:
+        """What to do where this machine has no GPU to build for; None where nothing can be done."""
+        return "Where there is no GPU, name one: --target 12.0" if self.segmented and self.target == CURRENT else None
+
     def set_target(self, config: Any) -> None:
         """Tell a builder configuration which GPU to build for, and what only one flavour has."""
         if self.name is FlavourName.RTX:

@@ -70,7 +70,7 @@ class MemoryPlan:
         rows = [
             ("free memory", self.memory), ("weights", self.weights), ("a pass over prompts", self.prompt),
             ("libraries and graphs", self.reserve),
-            (f"for slots ({self.fraction:.0%})", int(self.rest * self.fraction)),
+            (f"for slots ({self.fraction:.0%})", max(0, int(self.rest * self.fraction))),
             *((f"slot: {kind.replace('_', ' ')}", getattr(self.slot, kind)) for kind in kinds),
             ("slot: its row of a step", self.row),
         ]  # fmt: skip

@@ -70,7 +70,7 @@ class Grammars:
         except ImportError as error:
             raise UnsupportedError(
                 "request", "response_format", expected="text (the package xgrammar is not installed)", got="a grammar",
-                hint="On the server: pip install xgrammar",
+                hint="On the server, in a checkout: pip install -e '.[guided]'",
             ) from error  # fmt: skip
         if not end_ids:
             raise UnsupportedError("request", "response_format", expected="a model with an end token", got="none")

@@ -7,8 +7,11 @@ import torch
 from trtllm_replayssm.errors import ConfigError
 
 
-def usable_device(name: str) -> torch.device:
-    """A device that this torch can use. Raises ConfigError for an unknown one, or for CUDA without a GPU."""
+def usable_device(name: str, *, otherwise: str = "Use cpu, or install") -> torch.device:
+    """A device that this torch can use. Raises ConfigError for an unknown one, or for CUDA without a GPU.
+
+    otherwise: how the hint begins, before "a CUDA build of torch on a machine with a GPU".
+    """
     try:
         device = torch.device(name)
     except RuntimeError as error:
@@ -16,6 +19,6 @@ def usable_device(name: str) -> torch.device:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(
             "session", "device", expected="cpu, or cuda where torch sees a GPU", got=f"{name!r} without one",
-            hint="Use cpu, or install a CUDA build of torch on a machine with a GPU",
+            hint=f"{otherwise} a CUDA build of torch on a machine with a GPU",
         )  # fmt: skip
     return device

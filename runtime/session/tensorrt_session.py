@@ -169,4 +169,5 @@ def pools_of(manifest: Manifest, slots: int | None, device: str) -> StatePools:
         slots=count, max_seq_len=manifest.build.max_seq_len, activation=ActivationDtype(manifest.build.activation)
     )
     geometry = shard_geometry(manifest.geometry, TensorParallel(manifest.build.tp_size, manifest.build.tp_rank))
-    return StatePools.allocate(geometry, manifest.replay, pool, conventional=False, device=usable_device(device))
+    target = usable_device(device, otherwise="Engines need")
+    return StatePools.allocate(geometry, manifest.replay, pool, conventional=False, device=target)

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 pytest.importorskip("tensorrt_rtx", reason="needs the wheels of tensorrt-rtx-cu13")
 
@@ -44,6 +45,14 @@ REFUSALS = {
     "two quantisations": ([SMALL, "--quantize", "dense-nvfp4", "--weights", "bf16"], "--weights checkpoint"),
     "no tensorrt here": ([SMALL, "--flavour", "tensorrt"], "pip install"),
 }
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU to build for is here")
+def test_without_a_gpu_the_target_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["build", SMALL, *LIMITS[2:], "--output", str(tmp_path / "bundle")]) == 1
+    error = capsys.readouterr().err
+    assert "--target 12.0" in error and error.count("\n") == 1
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("case", REFUSALS)

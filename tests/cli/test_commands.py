@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -124,6 +126,23 @@ def test_errors_are_one_line_and_exit_code_1(
     assert err.count("\n") == 1
     assert err.startswith("trtllm-replayssm: ")
     assert part in err
+
+
+def test_output_that_nobody_reads_ends_without_a_word() -> None:
+    command = [sys.executable, "-m", "trtllm_replayssm", "inspect", PRESET]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == ""
+    assert process.returncode == 141
+
+
+def test_tune_says_what_it_can_do_without_a_gpu(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    code, _, err = run(capsys, "tune", PRESET, "--batch", "8", "--measure", "--file", str(tmp_path / "tune.json"))
+    assert code == 1 and "tune without --measure" in err
 
 
 def test_wrong_usage_exits_2(capsys: pytest.CaptureFixture[str]) -> None:

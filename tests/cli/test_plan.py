@@ -42,3 +42,21 @@ def test_more_than_fits_is_refused_in_one_line_with_numbers(capsys: pytest.Captu
 
 def test_a_share_that_cannot_be_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert "free_gpu_memory_fraction" in plan(capsys, "qwen3.5-4b", "--free-gpu-memory-fraction", "2")[2]
+
+
+def test_without_a_gpu_the_memory_is_asked_for(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    code, out, err = plan(capsys, "qwen3.5-4b")
+    assert code == 1 and out == ""
+    assert err.startswith("trtllm-replayssm: plan: --gpu-memory: ") and err.endswith("--gpu-memory GIB\n")
+
+
+def test_a_model_that_is_nowhere_may_be_a_directory_that_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "no directory of this name exists" in plan(capsys, "checkpoints/none", "--gpu-memory", "2")[2]
+
+
+def test_no_memory_left_is_not_a_negative_share(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = plan(capsys, "qwen3.5-4b", "--gpu-memory", "2")
+    assert code == 0 and "-" not in out.split("for slots (90%)")[1].splitlines()[0]

@@ -26,7 +26,10 @@ def describe(device: torch.device | None = None) -> dict[str, str]:
     if device is not None and device.type == "cpu":
         return {"gpu": f"none ({platform.machine()} CPU)", "driver": "none", "torch": torch.__version__, **commit}
     if not torch.cuda.is_available():
-        raise ConfigError("bench kernel", "device", expected="a CUDA device", got="none", hint="Use --list without one")
+        raise ConfigError(
+            "measure", "device", expected="a CUDA device", got="none",
+            hint="Measure on a machine with a GPU; bench kernel --list and tune without --measure need none",
+        )  # fmt: skip
     return {
         "gpu": torch.cuda.get_device_name(device),
         "driver": _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").splitlines()[0],

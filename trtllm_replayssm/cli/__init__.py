@@ -1,12 +1,13 @@
 """The command line `trtllm-replayssm`: argument parsing and printing only.
 
 Exit codes: 0 done, 1 an error of ours (one line on stderr), 2 wrong usage, 130 interrupted (by SIGTERM 143
-and by SIGHUP 129, where what is half written is removed).
+and by SIGHUP 129, where what is half written is removed), 141 nobody reads the output.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -27,6 +28,7 @@ from trtllm_replayssm.errors import ReplaySSMError
 
 EXIT_ERROR = 1
 EXIT_INTERRUPTED = 130
+EXIT_UNREAD = 128 + signal.SIGPIPE
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -60,10 +62,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     arguments = build_parser().parse_args(dashed(sys.argv[1:] if argv is None else argv))
     try:
-        return int(arguments.run(arguments))
+        code = int(arguments.run(arguments))
+        sys.stdout.flush()
+        return code
     except ReplaySSMError as error:
         sys.stderr.write(f"trtllm-replayssm: {error}\n")
         return EXIT_ERROR
+    except BrokenPipeError:  # nobody reads our output (`| head`): what is left of it goes nowhere, without a word
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_UNREAD
     except OSError as error:
         where = f": {error.filename}" if error.filename else ""
         sys.stderr.write(f"trtllm-replayssm: {error.strerror or error}{where}\n")

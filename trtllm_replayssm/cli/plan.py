@@ -68,12 +68,22 @@ def run(arguments: argparse.Namespace) -> int:
 def _plan(arguments: argparse.Namespace) -> MemoryPlan:
     pool = PoolConfig(slots=1, max_seq_len=arguments.max_seq_len, activation=ActivationDtype(arguments.activation))
     geometry, weights = _model(arguments.model, pool.activation.itemsize)
-    memory = free_device_bytes("cuda") if arguments.gpu_memory is None else int(arguments.gpu_memory * GIB)
+    memory = _this_gpu() if arguments.gpu_memory is None else int(arguments.gpu_memory * GIB)
     return plan_memory(
         geometry, replay_config(arguments, 1 + arguments.draft_len), pool, memory=memory, weights=weights,
         conventional=arguments.state_cache == "conventional", prompt_tokens=arguments.max_num_tokens,
         fraction=arguments.free_gpu_memory_fraction,
     )  # fmt: skip
+
+
+def _this_gpu() -> int:
+    try:
+        return free_device_bytes("cuda")
+    except ConfigError as error:
+        raise ConfigError(
+            "plan", "--gpu-memory", expected="GiB where torch sees no GPU", got="nothing",
+            hint="Give the memory of the GPU that is meant: --gpu-memory GIB",
+        ) from error  # fmt: skip
 
 
 def _model(name: str, itemsize: int) -> tuple[ModelGeometry, int]:

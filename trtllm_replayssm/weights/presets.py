@@ -55,4 +55,7 @@ def _find(name: str) -> str:
     for known in _NAMES:
         if wanted == known.removesuffix(_SUFFIX):
             return known
-    raise ConfigError("preset_geometry", "name", expected=f"one of {list(_NAMES)}", got=repr(name))
+    raise ConfigError(
+        "preset_geometry", "name", expected=f"one of {list(_NAMES)}", got=repr(name),
+        hint="Where a command takes a checkpoint too, no directory of this name exists",
+    )  # fmt: skip
