@@ -123,8 +123,14 @@ def test_sigterm_in_a_load_with_schemas_finishes_or_refuses_every_request(tmp_pa
             extra = {} if schema is None else {"response_format": {"type": "json_schema", "json_schema": named}}
             ends.append(pool.submit(outcome, server.url, {**body, **extra, "stream": i % 3 == 0, "n": 1 + i % 2}))
         wait_for(lambda: status(server)["running"] > 0, "a request", 60)
-        wait_for(lambda: len(offspring(server.process.pid)) > 1, "schemas on trial")
-        helpers = offspring(server.process.pid)
+        helpers: set[int] = set()
+
+        def on_trial() -> bool:  # a quick schema's process may be gone at the next look
+            helpers.clear()
+            helpers.update(offspring(server.process.pid))
+            return len(helpers) > 1
+
+        wait_for(on_trial, "schemas on trial")
         began = time.monotonic()
         server.process.send_signal(signal.SIGTERM)
         late = [pool.submit(outcome, server.url, body) for _ in range(4)]
