@@ -70,7 +70,8 @@ def test_a_second_signal_ends_every_request_with_an_error_and_the_process_soon(t
     with process(model, *flags) as server, concurrent.futures.ThreadPoolExecutor(16) as pool:
         bodies = [{**ENDLESS, "stream": i % 2 == 0, "n": 1 + i % 3 // 2} for i in range(12)]
         ends = [pool.submit(outcome, server.url, body) for body in bodies]
-        wait_for(lambda: status(server)["running"] == 4 and status(server)["waiting"] >= 6, "a queue")
+        # three where two choices that come fourth wait for two slots
+        wait_for(lambda: status(server)["running"] >= 3 and status(server)["waiting"] >= 6, "a queue")
         half = half_a_request(server)
         server.process.send_signal(signal.SIGTERM)
         wait_for(lambda: status(server)["stopping"], "draining")
