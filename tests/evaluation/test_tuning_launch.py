@@ -181,11 +181,11 @@ class StandIn:
     enqueued: ClassVar[list[tuple[UpdateLaunch | None, int, bool]]] = []
 
     def __init__(self, case: KernelCase, library: _abi.Library) -> None:
-        self.case, self.library, self.launch = case, library, None
+        self.case, self.native, self.launch = case, library, None
 
     def plan(self, multiprocessors: int) -> LaunchPlan:
         args = update_args(self.case.shape, self.case.rows, self.case.tokens, self.case.window, launch=self.launch)
-        return self.library.update_launch_plan(args, multiprocessors)
+        return self.native.update_launch_plan(args, multiprocessors)
 
     def enqueue(self, h: int, *, programmatic: bool) -> None:
         self.enqueued.append((self.launch, h, programmatic))

@@ -58,7 +58,7 @@ class Inputs:
         )  # fmt: skip
         if gdn:
             args.beta_in, args.a_log, args.beta_out = view(beta_in), view(self.a_log), view(beta_out)
-        operation = windows.library.ssm_inputs_prefill if prompt else windows.library.ssm_inputs_update
+        operation = windows.native.ssm_inputs_prefill if prompt else windows.native.ssm_inputs_update
         operation(args, harness.Pool._stream())
         torch.cuda.synchronize()
         return {"x": x, "a": decay_in, "b": beta_in, "out": out, "decay": decay_out, "beta": beta_out}

@@ -36,7 +36,7 @@ class Windows:
         max_tokens: int = 16, offset: int = 8,
     ) -> None:  # fmt: skip
         """offset: channels before the slice; an odd one forbids wide accesses."""
-        self.library, self.act, self.offset = library, act, offset
+        self.native, self.act, self.offset = library, act, offset
         self.rng = np.random.default_rng(channels * 10 + kernel)
         self.dtype = getattr(torch, act)
         self.channels, self.kernel = channels, kernel
@@ -80,7 +80,7 @@ class Windows:
         indices = torch.full((rows, 3), 123456, dtype=torch.int32)
         indices[:, 0], indices[:, 1] = torch.tensor(slots), torch.tensor(counts)
         device = indices.cuda()
-        call = self.library.conv1d_prefill if prompt else self.library.conv1d_update
+        call = self.native.conv1d_prefill if prompt else self.native.conv1d_update
         call(self.args(device[:, 0], device[:, 1], given, out, flags=flags), harness.Pool._stream())
         torch.cuda.synchronize()
         assert (whole[..., : self.offset] == CANARY).all(), "nothing before the slice is written"

@@ -32,7 +32,7 @@ class RecordedLayer:
     """Slots with 0, 3, 7, 8 and 1 committed records; the calls so far become a `PluginCase`."""
 
     def __init__(self, library: _abi.Library, kind: SsmKind, config: ReplayConfig) -> None:
-        self.library, self.config, self.gdn = library, config, kind is SsmKind.GDN
+        self.native, self.config, self.gdn = library, config, kind is SsmKind.GDN
         width = 128 if self.gdn else 64
         self.shape = ssm_shape(kind, heads=8, groups=2, head_dim=width, state_dim=128)
         self.random = torch.Generator("cuda").manual_seed(3)
@@ -123,13 +123,13 @@ class RecordedLayer:
             given = _abi.PrefillArgs(
                 kind=kind, window=self.config.window, layer=LAYER, carry=harness.view(self.carry), **arguments
             )
-            workspace = torch.full((self.library.prefill_workspace(given),), 255, dtype=torch.uint8, device="cuda")
-            self.library.prefill(given, workspace.data_ptr(), workspace.numel(), stream)
+            workspace = torch.full((self.native.prefill_workspace(given),), 255, dtype=torch.uint8, device="cuda")
+            self.native.prefill(given, workspace.data_ptr(), workspace.numel(), stream)
         else:
             only = {n: view for n, view in arguments.items() if n not in ("row_flags", "carry_index")}
             step = _abi.UpdateArgs(kind=kind, window=self.config.window, layer=LAYER, **only)
             workspace = torch.zeros(256, dtype=torch.uint8, device="cuda")
-            self.library.update(step, workspace.data_ptr(), workspace.numel(), stream)
+            self.native.update(step, workspace.data_ptr(), workspace.numel(), stream)
         torch.cuda.synchronize()
 
     def fields(self) -> dict[str, int | float]:

@@ -30,7 +30,7 @@ class Problem:
     """
 
     case: KernelCase
-    library: _abi.Library
+    native: _abi.Library
     device: torch.device = field(default_factory=lambda: torch.device("cuda"))
     cold: bool = True
     entries: int = 0  # states of a conventional slot; 0: what the case needs
@@ -66,9 +66,9 @@ class Problem:
         self._workspace = torch.zeros(0, dtype=torch.uint8, device=self.device)
         if self.state is not None:
             size = (
-                self.library.prefill_workspace(self._prefill_args(0, 0))
+                self.native.prefill_workspace(self._prefill_args(0, 0))
                 if self.prompt
-                else self.library.update_workspace(self._update_args(0, 0, 0))
+                else self.native.update_workspace(self._update_args(0, 0, 0))
             )
             self._workspace = torch.zeros(size, dtype=torch.uint8, device=self.device)
 
@@ -100,17 +100,17 @@ class Problem:
                 _abi.ConventionalArgs, {**self._shared(rotation), "state": self.states},
                 kind=self.kind, flags=int(programmatic),
             )  # fmt: skip
-            self.library.conventional_update(args, stream)
+            self.native.conventional_update(args, stream)
             return
         workspace = (self._workspace.data_ptr(), self._workspace.numel(), stream)
         if self.prompt:
-            self.library.prefill(self._prefill_args(rotation, h), *workspace)
+            self.native.prefill(self._prefill_args(rotation, h), *workspace)
         else:
-            self.library.update(self._update_args(rotation, h, int(programmatic)), *workspace)
+            self.native.update(self._update_args(rotation, h, int(programmatic)), *workspace)
 
     def plan(self, multiprocessors: int) -> LaunchPlan:
         """The launch that the update takes on a device of so many multiprocessors."""
-        return self.library.update_launch_plan(self._update_args(0, 0, 0), multiprocessors)
+        return self.native.update_launch_plan(self._update_args(0, 0, 0), multiprocessors)
 
     def set_pending(self, h: int) -> None:
         """Make h the committed records of every slot, as a reader of the cursors sees them."""

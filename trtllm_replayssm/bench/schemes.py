@@ -49,7 +49,7 @@ class SchemeProblem:
     """A conventional problem's inputs, this step's and the step's before, and as many states as the scheme keeps."""
 
     case: KernelCase
-    library: _abi.Library
+    native: _abi.Library
     scheme: Scheme
     accepted: int
     base: Problem = field(init=False)
@@ -58,7 +58,7 @@ class SchemeProblem:
     spare: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
-        self.base = Problem(self.case, self.library, cold=False, entries=3)
+        self.base = Problem(self.case, self.native, cold=False, entries=3)
         assert self.base.states is not None
         self.checkpoint, self.working, self.spare = self.base.states.unbind(1)
         self.cached = {f"cached_{n}": t.flip(0) for n, t in self.base.inputs.items() if n in _CACHED}
@@ -104,7 +104,7 @@ class SchemeProblem:
         if replay:
             tensors |= {**self.cached, "replayed": self.replayed}
         args = torch_ops.fill(_abi.RecoveryArgs, tensors, kind=base.kind, flags=0)
-        self.library.recovery_step(args, current_stream(base.out))
+        self.native.recovery_step(args, current_stream(base.out))
 
 
 def run_schemes(
