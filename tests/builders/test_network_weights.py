@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from trtllm_replayssm.weights.matrix import DenseMatrix, ExpertStack, Fp8Matrix,
 from trtllm_replayssm.weights.names import split_expert_stack
 from trtllm_replayssm.weights.packing import PackedMatrix
 from trtllm_replayssm.weights.safetensors_file import SafetensorsFile
+from trtllm_replayssm.weights.shard import CheckpointShard
 from trtllm_replayssm.weights.tensor_parallel import ALONE, TensorParallel
 
 OPTIONS = BuildOptions(target="12.0", replay=ReplayConfig(window=8), max_seq_len=64, context_tokens=16)
@@ -51,21 +53,29 @@ def dense_names(checkpoint: Checkpoint) -> list[str]:
     return [n for n in checkpoint.matrix_names() if checkpoint.spec(n).role is not ParamRole.EXPERTS]
 
 
+def formats_bit_for_bit(
+    constants: Mapping[str, Constant], source: Checkpoint | CheckpointShard, names: Iterable[str]
+) -> set[MatrixFormat]:
+    """Formats of the source's matrices, each of which the constants hold bit for bit."""
+    formats = set()
+    for name in names:
+        stored = source.matrix(name)
+        formats.add(stored.format)
+        np.testing.assert_array_equal(decoded_weight(constants, name), stored.dequantize(), err_msg=name)
+        if isinstance(stored, Nvfp4Matrix):
+            assert constants[name].array.tobytes() == stored.packed.tobytes()
+            scales = constants[name.removesuffix("weight") + "weight_scale"]
+            assert scales.array.tobytes() == stored.block_scale.tobytes()
+        elif isinstance(stored, Fp8Matrix):
+            assert constants[name].array.tobytes() == stored.weight.tobytes()
+    return formats
+
+
 @pytest.mark.parametrize("name", TINY)
 def test_every_matrix_is_in_a_network_bit_for_bit(name: str) -> None:
     with Checkpoint.open(mixed_checkpoint(name)) as checkpoint:
         constants = constants_of(trace_networks(CheckpointParameters(checkpoint), OPTIONS))
-        formats = set()
-        for matrix in dense_names(checkpoint):
-            stored = checkpoint.matrix(matrix)
-            formats.add(stored.format)
-            np.testing.assert_array_equal(decoded_weight(constants, matrix), stored.dequantize(), err_msg=matrix)
-            if isinstance(stored, Nvfp4Matrix):
-                assert constants[matrix].array.tobytes() == stored.packed.tobytes()
-                scales = constants[matrix.removesuffix("weight") + "weight_scale"]
-                assert scales.array.tobytes() == stored.block_scale.tobytes()
-            elif isinstance(stored, Fp8Matrix):
-                assert constants[matrix].array.tobytes() == stored.weight.tobytes()
+        formats = formats_bit_for_bit(constants, checkpoint, dense_names(checkpoint))
     assert {MatrixFormat.NVFP4, MatrixFormat.FP8, MatrixFormat.BF16} <= formats
 
 
