@@ -19,6 +19,7 @@ from trtllm_replayssm.config import MAX_WINDOW, ReplayConfig
 from trtllm_replayssm.errors import ConfigError
 from trtllm_replayssm.launches import LARGEST, TunedLaunch, UpdateLaunch
 from trtllm_replayssm.shapes import SsmShape
+from trtllm_replayssm.whole_file import changed_by_one, whole_file
 
 VARIABLE = "REPLAYSSM_TUNE"
 VERSION = 2
@@ -68,14 +69,17 @@ def read_tune_file(path: Path) -> dict[str, list[TuneEntry]]:
 
 
 def add_entry(path: Path, key: str, entry: Mapping[str, Any]) -> None:
-    """Add an entry, in place of one of the same batch. entry: batch, window, launch and anything that explains them."""
-    entries = read_tune_file(path)
-    kept = [e for e in entries.get(key, []) if e["batch"] != entry["batch"]]
-    entries[key] = sorted([*kept, cast(TuneEntry, dict(entry))], key=lambda e: e["batch"])
+    """Add an entry, in place of one of the same batch. entry: batch, window, launch and anything that explains them.
+
+    Several runs may add to one file at once.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + ".part")
-    part.write_text(json.dumps({"version": VERSION, "entries": entries}, indent=1) + "\n", encoding="utf-8")
-    os.replace(part, path)
+    with changed_by_one(path):
+        entries = read_tune_file(path)
+        kept = [e for e in entries.get(key, []) if e["batch"] != entry["batch"]]
+        entries[key] = sorted([*kept, cast(TuneEntry, dict(entry))], key=lambda e: e["batch"])
+        with whole_file(path) as file:
+            file.write(json.dumps({"version": VERSION, "entries": entries}, indent=1).encode() + b"\n")
 
 
 def with_tuned(config: ReplayConfig, shape: SsmShape, gpu: str, batch: int) -> ReplayConfig:

@@ -21,6 +21,7 @@ from trtllm_replayssm.runtime.evaluation.forcing import ForcedDecoding, Model
 from trtllm_replayssm.runtime.evaluation.measures import log_softmax
 from trtllm_replayssm.runtime.evaluation.saved_run import SavedRun, load_run
 from trtllm_replayssm.runtime.evaluation.streams import Stream
+from trtllm_replayssm.whole_file import whole_file
 
 POSITIONS = 256  # measured positions at each length (paper, Appendix E.4.3)
 
@@ -82,10 +83,8 @@ class ReferenceFiles:
     def save(self, kind: str, length: int, tensor: Tensor) -> None:
         """Write one array; it appears under its name only when whole."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        path = self._path(kind, length)
-        part = path.with_suffix(".part.npy")
-        np.save(part, tensor.cpu().numpy())
-        part.rename(path)
+        with whole_file(self._path(kind, length)) as file:
+            np.save(file, tensor.cpu().numpy())
 
 
 def write_reference(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from trtllm_replayssm._version import __version__
 from trtllm_replayssm.errors import ConfigError
 from trtllm_replayssm.runtime.evaluation.forcing import Model
 from trtllm_replayssm.runtime.evaluation.streams import Stream
+from trtllm_replayssm.whole_file import whole_file
 
 KINDS = ("kl", "decays", "drift", "tasks", "windows", "skip")
 
@@ -43,12 +43,10 @@ def machine(model: Model) -> dict[str, str]:
 def write_results(path: Path, kind: str, meta: dict[str, Any], rows: Sequence[dict[str, Any]]) -> None:
     """Write the file, whole or not at all; one row a line, so that differences read well."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + ".part")
     lines = ",\n".join(json.dumps(row) for row in rows)
-    part.write_text(
-        f'{{"what": {json.dumps(kind)},\n "meta": {json.dumps(meta)},\n "rows": [\n{lines}\n]}}\n', encoding="utf-8"
-    )
-    os.replace(part, path)
+    text = f'{{"what": {json.dumps(kind)},\n "meta": {json.dumps(meta)},\n "rows": [\n{lines}\n]}}\n'
+    with whole_file(path) as file:
+        file.write(text.encode())
 
 
 def read_results(path: Path, *kinds: str) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import torch
 
 from trtllm_replayssm.runtime.session.base import RawArray, SlotSnapshot
+from trtllm_replayssm.whole_file import whole_file
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,8 @@ def save_run(path: Path, snapshots: Sequence[SlotSnapshot]) -> None:
             flat = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
             named[name] = [kind, list(shape), flat]
         rows.append(named)
-    part = path.with_name(path.name + ".part")
-    torch.save({"position": snapshots[0].position, "rows": rows}, part)
-    os.replace(part, path)
+    with whole_file(path) as file:
+        torch.save({"position": snapshots[0].position, "rows": rows}, file)
 
 
 def load_run(path: Path) -> SavedRun | None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-import os
 from pathlib import Path
 from typing import Any
+
+from trtllm_replayssm.whole_file import whole_file
 
 _LOG = logging.getLogger(__name__)
 
@@ -32,6 +33,5 @@ class KernelCache:
         """Write the file, as a whole or not at all."""
         if self._path is None or self._cache is None:
             return
-        beside = self._path.with_name(f"{self._path.name}.{os.getpid()}.part")
-        beside.write_bytes(bytes(self._cache.serialize()))
-        os.replace(beside, self._path)
+        with whole_file(self._path) as file:
+            file.write(bytes(self._cache.serialize()))

@@ -8,8 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 
 from trtllm_replayssm.errors import CheckpointError, EngineMismatchError
 from trtllm_replayssm.runtime.session.base import RawArray
+from trtllm_replayssm.whole_file import whole_file
 
 FORMAT = "trtllm-replayssm request"
 VERSION = 2
@@ -41,7 +40,6 @@ class Container:
 
 def write(path: str | Path, document: Mapping[str, Any], arrays: Mapping[str, RawArray]) -> None:
     """Write a file that is whole or absent, whatever happens meanwhile. Raises OSError when it cannot be written."""
-    target = Path(path)
     text = json.dumps(document)
     metadata = {
         "format": FORMAT, "version": str(VERSION), "document": text, "checksum": _checksum(text, arrays),
@@ -53,18 +51,10 @@ def write(path: str | Path, document: Mapping[str, Any], arrays: Mapping[str, Ra
         end += len(data)
     encoded = json.dumps(header).encode()
     encoded += b" " * (-len(encoded) % 8)
-    handle, beside = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(len(encoded).to_bytes(8, "little") + encoded)
-            for _, _, data in arrays.values():
-                file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, target)
-    except BaseException:
-        Path(beside).unlink(missing_ok=True)
-        raise
+    with whole_file(Path(path), mode=0o600) as file:  # prompts are nobody else's to read
+        file.write(len(encoded).to_bytes(8, "little") + encoded)
+        for _, _, data in arrays.values():
+            file.write(data)
 
 
 def read(path: str | Path) -> Container:

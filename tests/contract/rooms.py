@@ -23,7 +23,7 @@ ROOMS = {
     "": "package",
     "_version": "contract", "errors": "contract", "dtypes": "contract", "shapes": "contract", "params": "contract",
     "checks": "contract", "config": "contract", "graph": "contract", "bindings": "contract", "manifest": "contract",
-    "launches": "contract", "bundle_parts": "contract", "collection": "contract",
+    "launches": "contract", "bundle_parts": "contract", "collection": "contract", "whole_file": "contract",
     "spec": "spec", "spec.philox": "rules", "spec.formats": "rules", "spec.accept": "rules",
     "spec.cursors": "rules", "spec.traffic": "rules", "spec.decay_skip": "rules", "spec.adaptive_window": "rules",
     "spec.tuning": "rules",

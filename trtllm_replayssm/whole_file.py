@@ -1,0 +1,39 @@
+"""Files that appear whole or not at all, also where several processes write one; and a lock between such processes."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+
+@contextmanager
+def whole_file(path: Path, *, mode: int = 0o666) -> Iterator[IO[bytes]]:
+    """Yields a file to fill, under a name that nobody else uses; when the block ends it is on the disk and takes the
+    place of `path`. After an exception `path` is as before. mode: permissions, less those that the umask denies.
+    """
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    try:
+        with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def changed_by_one(path: Path) -> Iterator[None]:
+    """One process, or thread, at a time is inside for a `path`: one that reads it, changes it and writes it as a whole.
+
+    The lock is a file beside it, which stays: `path` itself is replaced, and with it a lock on it.
+    """
+    with path.with_name(f".{path.name}.lock").open("ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # let go of when the file is closed, also by a process that is killed
+        yield
