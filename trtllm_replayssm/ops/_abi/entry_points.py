@@ -67,19 +67,11 @@ class Library:
 
     def update_workspace(self, args: UpdateArgs) -> int:
         """Device bytes `update` needs beside the tensors of `args`."""
-        size = ctypes.c_size_t(0)
-        self._call("rssm_update_workspace", _sized(args), ctypes.byref(size))
-        return size.value
+        return self._workspace("rssm_update_workspace", args)
 
     def update(self, args: UpdateArgs, workspace: int, workspace_bytes: int, stream: int) -> None:
         """Enqueue one step on `stream` (a cudaStream_t as an integer)."""
-        self._call(
-            "rssm_update",
-            _sized(args),
-            ctypes.c_void_p(workspace),
-            ctypes.c_size_t(workspace_bytes),
-            ctypes.c_void_p(stream),
-        )
+        self._run_over("rssm_update", args, workspace, workspace_bytes, stream)
 
     def update_launch_plan(self, args: UpdateArgs, multiprocessors: int) -> LaunchPlan:
         """The launch of such a step on a device of that many multiprocessors, in numbers. Looks at no device."""
@@ -94,13 +86,7 @@ class Library:
     def decay_skip_update(self, args: DecaySkipArgs, workspace: int, workspace_bytes: int, stream: int) -> None:
         """Enqueue one step that reads no checkpoint of a faded head on `stream`; workspace as for `update`."""
         _sized(args.update)
-        self._call(
-            "rssm_decay_skip_update",
-            _sized(args),
-            ctypes.c_void_p(workspace),
-            ctypes.c_size_t(workspace_bytes),
-            ctypes.c_void_p(stream),
-        )
+        self._run_over("rssm_decay_skip_update", args, workspace, workspace_bytes, stream)
 
     def commit(self, args: CommitArgs, stream: int) -> None:
         """Enqueue the cursor commit on `stream`."""
@@ -108,19 +94,11 @@ class Library:
 
     def prefill_workspace(self, args: PrefillArgs) -> int:
         """Device bytes `prefill` needs beside the tensors of `args`."""
-        size = ctypes.c_size_t(0)
-        self._call("rssm_prefill_workspace", _sized(args), ctypes.byref(size))
-        return size.value
+        return self._workspace("rssm_prefill_workspace", args)
 
     def prefill(self, args: PrefillArgs, workspace: int, workspace_bytes: int, stream: int) -> None:
         """Enqueue the scan of a prompt chunk on `stream`."""
-        self._call(
-            "rssm_prefill",
-            _sized(args),
-            ctypes.c_void_p(workspace),
-            ctypes.c_size_t(workspace_bytes),
-            ctypes.c_void_p(stream),
-        )
+        self._run_over("rssm_prefill", args, workspace, workspace_bytes, stream)
 
     def prefill_commit(self, args: PrefillCommitArgs, stream: int) -> None:
         """Enqueue the cursor commit after a prompt chunk on `stream`."""
@@ -178,22 +156,13 @@ class Library:
 
     def attention_workspace(self, args: AttentionArgs, multiprocessors: int) -> int:
         """Device bytes `attention` needs beside the tensors of `args`. Looks at no device."""
-        size = ctypes.c_size_t(0)
-        self._call("rssm_attention_workspace", _sized(args), ctypes.c_int32(multiprocessors), ctypes.byref(size))
-        return size.value
+        return self._workspace("rssm_attention_workspace", args, multiprocessors)
 
     def attention(
         self, args: AttentionArgs, multiprocessors: int, workspace: int, workspace_bytes: int, stream: int
     ) -> None:
         """Enqueue the attention of a step over the KV slots on `stream`."""
-        self._call(
-            "rssm_attention",
-            _sized(args),
-            ctypes.c_int32(multiprocessors),
-            ctypes.c_void_p(workspace),
-            ctypes.c_size_t(workspace_bytes),
-            ctypes.c_void_p(stream),
-        )
+        self._run_over("rssm_attention", args, workspace, workspace_bytes, stream, multiprocessors)
 
     def draw(self, args: DrawArgs, stream: int) -> None:
         """Enqueue the choice of a token for each position on `stream`."""
@@ -205,19 +174,11 @@ class Library:
 
     def experts_workspace(self, args: ExpertsArgs) -> int:
         """Device bytes `experts` needs beside the tensors of `args`."""
-        size = ctypes.c_size_t(0)
-        self._call("rssm_experts_workspace", _sized(args), ctypes.byref(size))
-        return size.value
+        return self._workspace("rssm_experts_workspace", args)
 
     def experts(self, args: ExpertsArgs, workspace: int, workspace_bytes: int, stream: int) -> None:
         """Enqueue the routed experts of one layer on `stream`."""
-        self._call(
-            "rssm_experts",
-            _sized(args),
-            ctypes.c_void_p(workspace),
-            ctypes.c_size_t(workspace_bytes),
-            ctypes.c_void_p(stream),
-        )
+        self._run_over("rssm_experts", args, workspace, workspace_bytes, stream)
 
     def packed_linear(self, args: PackedLinearArgs, stream: int) -> None:
         """Enqueue a dense product with packed weights on `stream`."""
@@ -250,6 +211,19 @@ class Library:
     def state_import(self, args: StateImportArgs, stream: int) -> None:
         """Enqueue the copy of whole states into one layer of the pool on `stream`."""
         self._call("rssm_state_import", _sized(args), ctypes.c_void_p(stream))
+
+    def _workspace(self, name: str, args: Args, *sizes: int) -> int:
+        """Device bytes that a call needs; sizes: int32 arguments behind its struct."""
+        size = ctypes.c_size_t(0)
+        self._call(name, _sized(args), *map(ctypes.c_int32, sizes), ctypes.byref(size))
+        return size.value
+
+    def _run_over(
+        self, name: str, args: Args, workspace: int, workspace_bytes: int, stream: int, *sizes: int
+    ) -> None:
+        """Enqueue a call over device memory at the address `workspace`; sizes: as `_workspace`."""
+        memory = ctypes.c_void_p(workspace), ctypes.c_size_t(workspace_bytes)
+        self._call(name, _sized(args), *map(ctypes.c_int32, sizes), *memory, ctypes.c_void_p(stream))
 
     def _text(self, name: str, args: Args, multiprocessors: int) -> str:
         text = ctypes.create_string_buffer(TEXT_CHARS)
