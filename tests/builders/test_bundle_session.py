@@ -7,7 +7,6 @@ updated in place, native operations between. Compared with the torch session, lo
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,14 +15,10 @@ import torch
 
 pytest.importorskip("tensorrt_rtx", reason="needs the wheels of tensorrt-rtx-cu13")
 
-from tests.builders.bundles import trace_networks
 from tests.builders.fake_runtime import FakeTensorRt, executed_profiles
-from tests.builders.test_evaluated_sessions import FLOAT32, REPLAY, assert_close, drive, options
+from tests.builders.test_evaluated_sessions import FLOAT32, REPLAY, assert_close, drive
 from tests.session.sessions import CHECKPOINTS, states
 from tests.tolerance import REPLAY_LOGIT_NOISE
-from trtllm_replayssm.builders.build import build
-from trtllm_replayssm.builders.parameters import CheckpointParameters
-from trtllm_replayssm.builders.sources import checkpoint_source
 from trtllm_replayssm.config import PoolConfig
 from trtllm_replayssm.errors import ConfigError, EngineMismatchError
 from trtllm_replayssm.manifest import read_manifest
@@ -33,27 +28,6 @@ from trtllm_replayssm.runtime.session.tensorrt_kernels import KernelCache
 from trtllm_replayssm.runtime.session.tensorrt_session import TensorRtSession, pools_of
 from trtllm_replayssm.runtime.session.torch_session import TorchSession
 from trtllm_replayssm.weights.checkpoint import Checkpoint
-
-NAMES = ("qwen-dense", "nemotron-moe")
-
-
-@pytest.fixture(scope="module", params=NAMES)
-def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
-    """A real build of a small checkpoint."""
-    path = tmp_path_factory.mktemp("bundles") / request.param
-    with checkpoint_source(CHECKPOINTS / request.param, options()) as source:
-        build(source.parameters, source.config, path, options())
-    return request.param, path
-
-
-@pytest.fixture
-def library(bundle: tuple[str, Path], monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeTensorRt]:
-    name, path = bundle
-    with Checkpoint.open(CHECKPOINTS / name) as checkpoint:
-        traced = trace_networks(CheckpointParameters(checkpoint), options())
-        fake = FakeTensorRt(path, read_manifest(path), traced)
-        monkeypatch.setitem(sys.modules, "tensorrt_rtx", fake)  # type: ignore[arg-type]
-        yield fake
 
 
 def test_a_loaded_bundle_computes_what_the_torch_session_does(

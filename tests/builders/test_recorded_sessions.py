@@ -7,9 +7,8 @@ operations are the reference's in the place of the kernels. Nothing of CUDA or T
 from __future__ import annotations
 
 import gc
-import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +17,12 @@ import torch
 
 pytest.importorskip("tensorrt_rtx", reason="needs the wheels of tensorrt-rtx-cu13")
 
-from tests.builders.bundles import trace_networks
 from tests.builders.fake_runtime import Event, FakeCache, FakeTensorRt
 from tests.builders.recording import NoWaiting, RecordingPool, WaitedError, on_the_device
-from tests.builders.test_evaluated_sessions import FLOAT32, REPLAY, assert_close, drive, options
+from tests.builders.test_evaluated_sessions import FLOAT32, REPLAY, assert_close, drive
 from tests.session.sessions import CHECKPOINTS, hashes, states
 from tests.tolerance import REPLAY_LOGIT_NOISE
 from trtllm_replayssm.bindings import EngineStep
-from trtllm_replayssm.builders.build import build
-from trtllm_replayssm.builders.parameters import CheckpointParameters
-from trtllm_replayssm.builders.sources import checkpoint_source
 from trtllm_replayssm.config import CudaGraphConfig, PoolConfig
 from trtllm_replayssm.manifest import read_manifest
 from trtllm_replayssm.runtime.session import torch_session
@@ -39,25 +34,7 @@ from trtllm_replayssm.runtime.session.torch_session import TorchSession
 from trtllm_replayssm.runtime.session.torch_state_ops import StateOps
 from trtllm_replayssm.weights.checkpoint import Checkpoint
 
-NAMES = ("qwen-dense", "nemotron-moe")
 SIZES = (1, 2, 4)
-
-
-@pytest.fixture(scope="module", params=NAMES)
-def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
-    path = tmp_path_factory.mktemp("bundles") / request.param
-    with checkpoint_source(CHECKPOINTS / request.param, options()) as source:
-        build(source.parameters, source.config, path, options())
-    return request.param, path
-
-
-@pytest.fixture
-def library(bundle: tuple[str, Path], monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeTensorRt]:
-    name, path = bundle
-    with Checkpoint.open(CHECKPOINTS / name) as checkpoint:
-        fake = FakeTensorRt(path, read_manifest(path), trace_networks(CheckpointParameters(checkpoint), options()))
-        monkeypatch.setitem(sys.modules, "tensorrt_rtx", fake)  # type: ignore[arg-type]
-        yield fake
 
 
 @pytest.fixture
