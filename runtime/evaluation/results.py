@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import json
-import platform
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from trtllm_replayssm._version import __version__
 from trtllm_replayssm.errors import ConfigError
 from trtllm_replayssm.runtime.evaluation.forcing import Model
 from trtllm_replayssm.runtime.evaluation.streams import Stream
@@ -32,12 +28,6 @@ def describe_run(model: Model, streams: Sequence[Stream], prompt: int) -> dict[s
         "activation": model.activation.value,
         "device": model.device.type,
     }
-
-
-def machine(model: Model) -> dict[str, str]:
-    """Where it ran; not part of what must be equal."""
-    gpu = torch.cuda.get_device_name(model.device) if model.device.type == "cuda" else platform.machine()
-    return {"device_name": gpu, "torch": torch.__version__, "version": __version__}
 
 
 def write_results(path: Path, kind: str, meta: dict[str, Any], rows: Sequence[dict[str, Any]]) -> None:

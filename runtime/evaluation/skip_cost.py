@@ -7,7 +7,7 @@ rows, and these launches alone lie between the profiler's start and stop; `add_c
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -33,13 +33,13 @@ _UNITS = {"byte": 1, "Kbyte": 10**3, "Mbyte": 10**6, "Gbyte": 10**9}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grid:
-    """What is measured: made-up decays on `batch` rows of a layer, and real ones on as many bytes of states.
+    """What is measured: made-up decays on `batch` rows of each layer, and real ones on as many bytes of states as
+    the first of them has.
 
     records: committed records h of the steps; repeats: see `skip_rows`.
     """
 
-    shape_name: str
-    shape: SsmShape
+    shapes: Mapping[str, SsmShape]
     batch: int
     window: int
     records: Sequence[int]
@@ -48,11 +48,12 @@ class Grid:
 
 def skip_grid(model: Model, streams: Sequence[Stream], prompt: int, tokens: int, grid: Grid) -> list[dict[str, Any]]:
     """Rows of all cases: shares of heads that fade at once, then the decays that the checkpoint has on the streams."""
-    device, shape, window, below = model.device, grid.shape, grid.window, THRESHOLDS["bfloat16"]
-    made_up = [even_case(grid.batch, shape.heads, window, share, below, device) for share in SHARES]
-    rows = skip_rows(SkipProblem(shape, grid.batch, window, device), made_up, grid.records, grid.repeats)
-    for row in rows:
-        row["shape"] = grid.shape_name
+    device, window, below, rows = model.device, grid.window, THRESHOLDS["bfloat16"], []
+    for name, shape in grid.shapes.items():
+        made_up = [even_case(grid.batch, shape.heads, window, share, below, device) for share in SHARES]
+        found = skip_rows(SkipProblem(shape, grid.batch, window, device), made_up, grid.records, grid.repeats)
+        rows += [{**row, "shape": name} for row in found]
+    shape = next(iter(grid.shapes.values()))
     name, layer = Path(model.checkpoint.directory).name, model.checkpoint.geometry.ssm
     decays = torch.from_numpy(measure_decays(model, streams, prompt, tokens, lambda done: None))
     many = grid.batch * shape.heads * shape.head_dim // (layer.heads * layer.head_dim)
@@ -69,7 +70,8 @@ def skip_rows(
 ) -> list[dict[str, Any]]:
     """A row for each case and number h of committed records: share of faded heads, microseconds of both updates.
 
-    repeats: timed launches of each, in turn; 0: one launch of each and no times.
+    repeats: timed launches of each, in turn; 0: one launch of each and no times. equal_bits: see
+    `SkipProblem.equal_bits`; None where a head is so near to the threshold that rounding decides whether it is read.
     """
     rows = []
     for case in cases:
@@ -82,6 +84,7 @@ def skip_rows(
                 "state_bytes": problem.state_bytes,
             }  # fmt: skip
             if repeats:
+                row["equal_bits"] = problem.equal_bits(case, h) if case.is_clear(h, problem.window) else None
                 row |= _times(problem, case.skip_below, repeats)
             else:
                 torch.cuda.synchronize()

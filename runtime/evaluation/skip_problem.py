@@ -5,7 +5,8 @@ The rest of the records is random: bytes and times depend on the decays alone.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -13,11 +14,14 @@ from torch import Tensor
 from trtllm_replayssm.config import ReplayConfig
 from trtllm_replayssm.dtypes import StateFormat
 from trtllm_replayssm.errors import ConfigError
+from trtllm_replayssm.launches import TunedLaunch, UpdateKernel, UpdateLaunch
 from trtllm_replayssm.ops.layer_state import CursorTensors, ReplayLayerState, StepRows
 from trtllm_replayssm.ops.native import NativeOps
 from trtllm_replayssm.ops.native_library import find_library, load_library
 from trtllm_replayssm.shapes import SsmKind, SsmShape
 from trtllm_replayssm.spec.traffic import state_bytes
+
+_NEAR = 1e-4  # of a threshold's logarithm: further away no order of adding float32 numbers decides
 
 
 @dataclass(frozen=True)
@@ -33,9 +37,14 @@ class SkipCase:
 
     def faded(self, h: int, window: int) -> Tensor:
         """Heads that do without their checkpoint after h committed records, [rows, H] bool (`spec.decay_skip`)."""
-        seen = h if h + 1 > window else h + 1
-        limit = torch.tensor(self.skip_below).log().to(self.log_decays.device)
-        return self.log_decays[:, :seen].sum(1) <= limit
+        return self._sums(h, window) <= math.log(self.skip_below)
+
+    def is_clear(self, h: int, window: int) -> bool:
+        """Whether any order of adding the log-decays finds the same heads faded."""
+        return not bool(((self._sums(h, window) - math.log(self.skip_below)).abs() < _NEAR).any())
+
+    def _sums(self, h: int, window: int) -> Tensor:
+        return self.log_decays[:, : h if h + 1 > window else h + 1].sum(1)
 
 
 def even_case(rows: int, heads: int, window: int, share: float, skip_below: float, device: torch.device) -> SkipCase:
@@ -105,9 +114,37 @@ class SkipProblem:
         self._state.ring_decay[:, :, :h] = -case.log_decays[:, :h].transpose(1, 2)
         self._dt[:, 0] = -case.log_decays[:, h]
 
-    def step(self, skip_below: float | None) -> Tensor:
-        """Run the step that was placed; None: the plain update. A flush folds anew each time."""
+    def equal_bits(self, case: SkipCase, h: int) -> bool:
+        """Place a step; whether skipping gives, bit for bit, outputs and states of the update with zero in place of
+        the faded checkpoints, which hold NaN meanwhile. Leaves the checkpoints as they were.
+        """
+        self.place(case, h)
+        faded, checkpoint = case.faded(h, self.window), self._state.checkpoint.data
+        before = checkpoint.clone()
+        checkpoint[faded] = float("nan")
+        held = checkpoint.clone()
+        out = self.step(case.skip_below)
+        written = checkpoint.clone()
+        equal = False
+        for kernel in (UpdateKernel.STREAMED, UpdateKernel.DIRECT):  # the skipping ones are made of these
+            checkpoint.copy_(before)
+            checkpoint[faded] = 0.0
+            judged = self.step(None, kernel)
+            # a step that does not flush leaves every checkpoint as it is
+            states = checkpoint if h + 1 > self.window else held
+            equal |= torch.equal(out, judged) and torch.equal(written.view(torch.int32), states.view(torch.int32))
+        checkpoint.copy_(before)
+        return equal and bool(out.isfinite().all())
+
+    def step(self, skip_below: float | None, kernel: UpdateKernel | None = None) -> Tensor:
+        """Run the step that was placed; None: the plain update, by `kernel` if that is named, by the library's choice
+        if not. A flush folds anew each time.
+        """
+        state = self._state
+        if kernel is not None:
+            launch = TunedLaunch(rows=self.rows, tokens=1, launch=UpdateLaunch(kernel=kernel))
+            state = replace(state, config=replace(state.config, launches=(launch,)))
         return self._native.mamba2_update(
-            self._state, self._cursors, self._rows, **self._inputs, dt=self._dt, a=self._rate, d_skip=self._rate,
+            state, self._cursors, self._rows, **self._inputs, dt=self._dt, a=self._rate, d_skip=self._rate,
             skip_below=skip_below,
         )  # fmt: skip

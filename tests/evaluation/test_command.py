@@ -31,6 +31,8 @@ def test_kl_measures_and_drift_compares(tmp_path: Path, capsys: pytest.CaptureFi
     assert list(rows) == named.split(",")
     assert abs(rows["shared-fp32-L16"]["kl"]) < 1e-6 < 1e-5 < rows["shared-nvfp4-sr-L16"]["kl"]
     assert (tmp_path / "kl.work" / "journal.jsonl").exists()
+    meta = read_results(kl)["meta"]
+    assert meta["command"] == " ".join(["trtllm-replayssm", *command]) and meta["commit"] and meta["driver"] == "none"
     drift = tmp_path / "drift.json"
     assert main(["eval", "drift", str(kl), str(decays), "--json", str(drift)]) == 0
     (row,) = read_results(drift)["rows"]

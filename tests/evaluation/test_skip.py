@@ -10,14 +10,64 @@ import numpy as np
 import pytest
 import torch
 
+from tests.layer_shapes import ssm_shape
 from tests.session.sessions import CPU
 from trtllm_replayssm.errors import ConfigError
+from trtllm_replayssm.ops.reference.mamba2 import mamba2_update
+from trtllm_replayssm.runtime.evaluation import skip_problem
 from trtllm_replayssm.runtime.evaluation.skip_cost import add_counters
-from trtllm_replayssm.runtime.evaluation.skip_problem import even_case, measured_case
+from trtllm_replayssm.runtime.evaluation.skip_problem import SkipCase, SkipProblem, even_case, measured_case
 from trtllm_replayssm.runtime.evaluation.tables import table
+from trtllm_replayssm.shapes import SsmKind
 from trtllm_replayssm.spec.decay_skip import faded
 
 WINDOW = 4
+
+
+class Reference:
+    """The reference operations in place of the native library; `reads`: what the skipping one makes of skip_below."""
+
+    def __init__(self, reads: Any) -> None:
+        self._reads = reads
+
+    def unsupported(self, *_: Any) -> None:
+        return None
+
+    def mamba2_update(self, *tokens: Any, skip_below: float | None, **more: Any) -> torch.Tensor:
+        return mamba2_update(*tokens, **more, skip_below=self._reads(skip_below))
+
+
+def problem_by(monkeypatch: pytest.MonkeyPatch, reads: Any) -> SkipProblem:
+    monkeypatch.setattr(skip_problem, "find_library", lambda: Path("some"))
+    monkeypatch.setattr(skip_problem, "load_library", lambda path: None)
+    monkeypatch.setattr(skip_problem, "NativeOps", lambda library, device: Reference(reads))
+    return SkipProblem(ssm_shape(SsmKind.MAMBA2, heads=4, groups=2, head_dim=8, state_dim=16), 3, WINDOW, CPU)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("h", [0, 2, WINDOW])
+def test_equal_bits_are_found_and_the_checkpoints_left_as_they_were(
+    h: int, share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem = problem_by(monkeypatch, lambda below: below)
+    before = problem._state.checkpoint.data.clone()
+    assert problem.equal_bits(even_case(3, 4, WINDOW, share, 2.0**-9, CPU), h)
+    assert torch.equal(problem._state.checkpoint.data, before)
+
+
+@pytest.mark.parametrize("h", [2, WINDOW])
+def test_one_that_reads_what_it_should_skip_is_found(h: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = problem_by(monkeypatch, lambda below: None)
+    assert not problem.equal_bits(even_case(3, 4, WINDOW, 0.5, 2.0**-9, CPU), h)
+    assert problem.equal_bits(even_case(3, 4, WINDOW, 0.0, 2.0**-9, CPU), h), "nothing to skip"
+
+
+def test_a_sum_next_to_the_threshold_is_not_clear() -> None:
+    decays = torch.full((1, WINDOW + 1, 2), math.log(2.0**-9) / (WINDOW + 1))
+    decays[..., 1] = 0.0
+    case = SkipCase("near", decays, 2.0**-9)
+    assert [case.is_clear(h, WINDOW) for h in (0, 3, WINDOW - 1, WINDOW)] == [True] * 4
+    assert not SkipCase("at", decays, 2.0 ** (-9 * WINDOW / (WINDOW + 1))).is_clear(WINDOW, WINDOW)
 
 
 def test_the_made_up_share_of_heads_fades_from_the_first_record_on() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Sequence
@@ -60,7 +61,9 @@ def dashed(argv: Sequence[str]) -> list[str]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
-    arguments = build_parser().parse_args(dashed(sys.argv[1:] if argv is None else argv))
+    given = dashed(sys.argv[1:] if argv is None else argv)
+    known = argparse.Namespace(command_line=shlex.join(["trtllm-replayssm", *given]))  # results say what made them
+    arguments = build_parser().parse_args(given, known)
     try:
         code = int(arguments.run(arguments))
         sys.stdout.flush()

@@ -11,6 +11,7 @@ from typing import Any
 
 from trtllm_replayssm.checks import require_positive
 from trtllm_replayssm.cli.evaluate_files import add_file_commands
+from trtllm_replayssm.cli.evaluate_origin import origin
 from trtllm_replayssm.cli.evaluate_skip import add_skip
 from trtllm_replayssm.cli.options import ACTIVATIONS
 from trtllm_replayssm.cli.values import integers
@@ -100,7 +101,7 @@ def run_kl(arguments: argparse.Namespace) -> int:
     from trtllm_replayssm.runtime.evaluation.journal import Journal
     from trtllm_replayssm.runtime.evaluation.kl import run_divergence
     from trtllm_replayssm.runtime.evaluation.reference import POSITIONS, Plan, ReferenceFiles
-    from trtllm_replayssm.runtime.evaluation.results import describe_run, machine, write_results
+    from trtllm_replayssm.runtime.evaluation.results import describe_run, write_results
 
     lengths = [POSITIONS]
     while lengths[-1] < arguments.up_to:
@@ -121,7 +122,8 @@ def run_kl(arguments: argparse.Namespace) -> int:
         run_divergence(
             model, plan, configurations, journal, ReferenceFiles(work), report, keep_states=not arguments.no_states
         )
-    write_results(arguments.json, "kl", {**header, **machine(model), "positions": POSITIONS}, journal.rows)
+    meta = {**header, **origin(arguments, model), "positions": POSITIONS}
+    write_results(arguments.json, "kl", meta, journal.rows)
     for row in journal.rows:
         kl = "diverged" if row["kl"] is None else f"{row['kl']:.3e}"
         print(f"{row['configuration']:28} N={row['length']:<6} KL {kl}")
@@ -131,7 +133,7 @@ def run_kl(arguments: argparse.Namespace) -> int:
 def run_decays(arguments: argparse.Namespace) -> int:
     """Measure decays."""
     from trtllm_replayssm.runtime.evaluation.decays import describe_decays, measure_decays
-    from trtllm_replayssm.runtime.evaluation.results import describe_run, machine, write_results
+    from trtllm_replayssm.runtime.evaluation.results import describe_run, write_results
 
     require_positive("eval decays", "--tokens", arguments.tokens)
     model, streams = _open(arguments, [1], arguments.prompt + arguments.tokens + 8)
@@ -145,7 +147,7 @@ def run_decays(arguments: argparse.Namespace) -> int:
 
         found = measure_decays(model, streams, arguments.prompt, arguments.tokens, advance)
     row = describe_decays(found, model.checkpoint.geometry.ssm)
-    meta = {**describe_run(model, streams, arguments.prompt), **machine(model)}
+    meta = {**describe_run(model, streams, arguments.prompt), **origin(arguments, model)}
     write_results(arguments.json, "decays", meta, [row])
     for saved in row["saved"]:
         print(f"{saved['output']:9} L={saved['window']:<3} skipping saves {100 * saved['saved']:.1f} % of the bytes")
@@ -155,7 +157,7 @@ def run_decays(arguments: argparse.Namespace) -> int:
 def run_tasks(arguments: argparse.Namespace) -> int:
     """Measure accuracy on generated tasks."""
     from trtllm_replayssm.runtime.evaluation.configurations import parse_configuration
-    from trtllm_replayssm.runtime.evaluation.results import describe_run, machine, write_results
+    from trtllm_replayssm.runtime.evaluation.results import describe_run, write_results
     from trtllm_replayssm.runtime.evaluation.tasks import run_task_grid
 
     require_positive("eval tasks", "--examples", arguments.examples)
@@ -168,7 +170,10 @@ def run_tasks(arguments: argparse.Namespace) -> int:
             model, tokenizer, streams, configurations, lengths, report, prompt=arguments.prompt,
             examples=arguments.examples,
         )  # fmt: skip
-    meta = {**describe_run(model, streams, arguments.prompt), **machine(model), "examples": arguments.examples}
+    meta = {
+        **describe_run(model, streams, arguments.prompt), **origin(arguments, model),
+        "examples": arguments.examples,
+    }  # fmt: skip
     write_results(arguments.json, "tasks", meta, rows)
     for row in rows:
         print(

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from trtllm_replayssm.cli.evaluate_origin import origin
 from trtllm_replayssm.cli.values import integers
 from trtllm_replayssm.errors import ConfigError
 
@@ -19,12 +20,15 @@ def add_skip(kinds: Any) -> None:
         "skip", help="bytes and time that skipping the checkpoints of faded heads saves on a GPU",
         description="One Mamba-2 layer with made-up decays and with those that a checkpoint has on your texts, by the "
         "plain update and by the skipping one. Bytes: `ncu --profile-from-start off --csv --page raw --metrics "
-        "dram__bytes_read.sum,dram__bytes_write.sum ... --repeats 0 > FILE`, then without ncu, with --counters FILE.",
+        "dram__bytes_read.sum,dram__bytes_write.sum ... --repeats 0 > FILE`, then without ncu, with --counters FILE. "
+        "Where it times, it first holds NaN in the faded checkpoints and asks for the update's bits with zero in them.",
     )  # fmt: skip
     parser.add_argument("model", help="Mamba-2 checkpoint directory with its tokenizer")
     parser.add_argument("--text", type=Path, nargs="+", required=True, metavar="FILE", help="texts of the real decays")
-    parser.add_argument("--shape", default="super120b", help="layer of the made-up decays (see `bench kernel`)")
-    parser.add_argument("--batch", type=int, default=128, help="rows of that layer (default 128)")
+    parser.add_argument(
+        "--shapes", default="super120b", help="layers of the made-up decays, comma separated (see `bench kernel`)"
+    )
+    parser.add_argument("--batch", type=int, default=128, help="rows of those layers (default 128)")
     parser.add_argument("--window", type=int, default=16, help="L (default 16)")
     parser.add_argument("--records", default="0,4,8,12,15,16", help="committed records h, comma separated")
     parser.add_argument("--repeats", type=int, default=20, help="timed launches of each step; 0: one, for a profiler")
@@ -38,26 +42,29 @@ def run_skip(arguments: argparse.Namespace) -> int:
     from trtllm_replayssm.bench.cases import kernel_shapes
     from trtllm_replayssm.dtypes import ActivationDtype
     from trtllm_replayssm.runtime.evaluation.forcing import Model
-    from trtllm_replayssm.runtime.evaluation.results import describe_run, machine, write_results
+    from trtllm_replayssm.runtime.evaluation.results import describe_run, write_results
     from trtllm_replayssm.runtime.evaluation.skip_cost import Grid, add_counters, skip_grid
     from trtllm_replayssm.runtime.evaluation.streams import text_streams
     from trtllm_replayssm.runtime.text.tokenizer import load_tokenizer
     from trtllm_replayssm.weights.checkpoint import Checkpoint
 
-    if arguments.shape not in kernel_shapes():
-        raise ConfigError("eval skip", "--shape", expected=f"of {', '.join(kernel_shapes())}", got=arguments.shape)
+    names = arguments.shapes.split(",")
+    if not set(names) <= set(kernel_shapes()):
+        raise ConfigError("eval skip", "--shapes", expected=f"of {', '.join(kernel_shapes())}", got=arguments.shapes)
     records = integers("eval skip", "--records", arguments.records, least=0)
     model = Model.load(Checkpoint.open(arguments.model), device="cuda", activation=ActivationDtype.BFLOAT16)
     streams = text_streams(load_tokenizer(arguments.model), arguments.text, [1], PROMPT + TOKENS + 8)
     grid = Grid(
-        shape_name=arguments.shape, shape=kernel_shapes()[arguments.shape], batch=arguments.batch,
-        window=arguments.window, records=records, repeats=arguments.repeats,
+        shapes={name: kernel_shapes()[name] for name in names}, batch=arguments.batch, window=arguments.window,
+        records=records, repeats=arguments.repeats,
     )  # fmt: skip
     rows = skip_grid(model, streams, PROMPT, TOKENS, grid)
     if arguments.counters:
         add_counters(rows, arguments.counters)
-    write_results(arguments.json, "skip", {**describe_run(model, streams, PROMPT), **machine(model)}, rows)
+    meta = {**describe_run(model, streams, PROMPT), **origin(arguments, model)}
+    write_results(arguments.json, "skip", meta, rows)
     for row in rows:
         times = f"{row['plain_us']:.1f} -> {row['skipping_us']:.1f} us" if arguments.repeats else ""
-        print(f"{row['shape']} {row['case']}: h = {row['h']}, {100 * row['faded']:.1f} % faded {times}")
-    return 0
+        gate = {True: ", bits equal", False: ", BITS DIFFER", None: ""}[row.get("equal_bits")]
+        print(f"{row['shape']} {row['case']}: h = {row['h']}, {100 * row['faded']:.1f} % faded {times}{gate}")
+    return 1 if any(row.get("equal_bits") is False for row in rows) else 0
