@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trtllm_replayssm.bundle_parts import rank_folder
 from trtllm_replayssm.config import CudaGraphConfig, PoolConfig, ReplayConfig
 from trtllm_replayssm.dtypes import ActivationDtype
 from trtllm_replayssm.errors import ConfigError
@@ -48,6 +49,10 @@ def fitted(options: ReplicaOptions, manifest: Manifest) -> ReplicaOptions:
                 "LLM", name, expected=f"{built}, as the bundle was built, or nothing", got=asked,
                 hint="Build the bundle again for other settings",
             )  # fmt: skip
+    if options.kernel_cache is not None and build.flavour == PLUGIN_FLAVOUR:
+        raise ConfigError(
+            "LLM", "kernel_cache", expected=f"none for {PLUGIN_FLAVOUR}, whose engines hold their kernels", got="one"
+        )
     _at_most("max_batch_size", options.max_batch_size, build.max_batch, "--max-batch-size")
     _at_most("speculative_config", 1 + options.draft_len, manifest.replay.max_step_tokens, "--max-draft-len")
     _at_most("prefill_chunk", options.prefill_chunk, build.context_tokens, "--context-tokens")
@@ -80,26 +85,28 @@ def bundle_session(parts: Sequence[Path], manifest: Manifest, options: ReplicaOp
 
         return TensorRtSession.from_bundle(
             parts[0], slots=options.batch, device=options.device, plugin_library=options.plugin_library,
-            cuda_graphs=options.cuda_graphs,
+            kernel_cache=options.kernel_cache, cuda_graphs=options.cuda_graphs,
         )  # fmt: skip
     require_devices(options.device, ranks)
     make = partial(
         rank_bundle_session, tuple(parts), slots=options.batch, device=options.device,
-        plugin_library=options.plugin_library, cuda_graphs=options.cuda_graphs,
+        plugin_library=options.plugin_library, kernel_cache=options.kernel_cache, cuda_graphs=options.cuda_graphs,
     )  # fmt: skip
     return shared_session(make, ranks, options.device, manifest.geometry)
 
 
 def rank_bundle_session(
     parts: Sequence[Path], ranks: Ranks, *, slots: int, device: str, plugin_library: str | Path | None,
-    cuda_graphs: CudaGraphConfig | None,
+    kernel_cache: str | Path | None, cuda_graphs: CudaGraphConfig | None,
 ) -> Session:  # fmt: skip
-    """One rank's session, in its own process."""
+    """One rank's session, in its own process. kernel_cache: each rank's file has its name behind it."""
     from trtllm_replayssm.runtime.session.tensorrt_session import TensorRtSession
 
+    rank = ranks.parallel.rank
+    kernels = None if kernel_cache is None else f"{kernel_cache}.{rank_folder(rank)}"
     return TensorRtSession.from_bundle(
-        parts[ranks.parallel.rank], slots=slots, device=rank_device(device, ranks), plugin_library=plugin_library,
-        ranks=ranks, cuda_graphs=cuda_graphs,
+        parts[rank], slots=slots, device=rank_device(device, ranks), plugin_library=plugin_library, ranks=ranks,
+        kernel_cache=kernels, cuda_graphs=cuda_graphs,
     )  # fmt: skip
 
 

@@ -61,6 +61,7 @@ class LLM:
         device: str = "cpu",
         backend: str = "torch",
         plugin_library: str | Path | None = None,
+        kernel_cache: str | Path | None = None,
         cuda_graph_config: CudaGraphConfig | None = EVERY_BATCH,
         debug: bool = False,
         device_loop: bool | None = None,
@@ -75,31 +76,21 @@ class LLM:
         prefill_chunk: tokens of one prompt chunk. replay_config: how recurrent state is kept; its max_step_tokens
         follows from the draft length.
         state_cache: "conventional" reads and writes the whole state at each step, for comparison. seed: for requests
-        without one. plugin_library: of a bundle whose engines have plugins. cuda_graph_config: batch sizes to record on
-        a GPU before the first request, None: none. debug: check all bookkeeping after each step. device_loop: sample,
-        accept and draft on the device, one step ahead of the host, for requests that need no penalties, masks,
-        log-probabilities or minimum length; None: on a GPU. tensor_parallel_size: devices that share the model's heads,
-        experts and vocabulary, each in a process of its own; on a CPU as many processes.
+        without one. plugin_library: of a bundle whose engines have plugins. kernel_cache: of a bundle for tensorrt_rtx,
+        the file that keeps what was compiled for this GPU for the next start; of several ranks one each.
+        cuda_graph_config: batch sizes to record on a GPU before the first request, None: none. debug: check all
+        bookkeeping after each step. device_loop: sample, accept and draft on the device, one step ahead of the host,
+        for requests that need no penalties, masks, log-probabilities or minimum length; None: on a GPU.
+        tensor_parallel_size: devices that share the model's heads, experts and vocabulary, each in a process of its
+        own; on a CPU as many processes.
         """
         options = ReplicaOptions(
-            dtype=dtype,
-            max_batch_size=max_batch_size,
-            max_num_tokens=max_num_tokens,
-            max_seq_len=max_seq_len,
-            prefill_chunk=prefill_chunk,
-            speculative=speculative_config,
-            kv_cache=kv_cache_config or KvCacheConfig(),
-            replay=replay_config,
-            state_cache=state_cache,
-            seed=seed,
-            device=device,
-            backend=backend,
-            plugin_library=plugin_library,
-            cuda_graphs=cuda_graph_config,
-            debug=debug,
-            device_loop=device_loop,
-            tensor_parallel_size=tensor_parallel_size,
-        )
+            dtype=dtype, max_batch_size=max_batch_size, max_num_tokens=max_num_tokens, max_seq_len=max_seq_len,
+            prefill_chunk=prefill_chunk, speculative=speculative_config, kv_cache=kv_cache_config or KvCacheConfig(),
+            replay=replay_config, state_cache=state_cache, seed=seed, device=device, backend=backend,
+            plugin_library=plugin_library, kernel_cache=kernel_cache, cuda_graphs=cuda_graph_config, debug=debug,
+            device_loop=device_loop, tensor_parallel_size=tensor_parallel_size,
+        )  # fmt: skip
         self._start(build_engine(model, tokenizer, options))
 
     @classmethod

@@ -66,6 +66,7 @@ class ReplicaOptions:
     device: str = "cpu"
     backend: str = "torch"
     plugin_library: str | Path | None = None
+    kernel_cache: str | Path | None = None
     cuda_graphs: CudaGraphConfig | None = EVERY_BATCH
     debug: bool = False
     device_loop: bool | None = None
@@ -123,8 +124,9 @@ def build_engine(model: str | Path, tokenizer: object, options: ReplicaOptions) 
         folders, manifests = zip(*read_parts(Path(model)), strict=True)
         options = fitted(options, manifests[0])
         return engine_over(bundle_session(folders, manifests[0], options), folders[0], tokenizer, options)
-    if options.plugin_library is not None:
-        raise ConfigError("LLM", "plugin_library", expected="none: a checkpoint has no engines", got="one")
+    for name in ("plugin_library", "kernel_cache"):
+        if getattr(options, name) is not None:
+            raise ConfigError("LLM", name, expected="none: a checkpoint has no engines", got="one")
     checkpoint = Checkpoint.open(Path(model))
     geometry = checkpoint.geometry
     replay = resolve_replay(options.replay, options.kv_cache, options.draft_len, geometry.state_dtype)

@@ -168,6 +168,7 @@ def _run(parallel: TensorParallel, store: str, backend: str, make: MakeSession, 
         raise
     connection.send((None, None))
     serve(session, connection)
+    session.close()
     del session  # its recorded graphs first: they hold the communicators
     gc.collect()
     distributed.destroy_process_group()

@@ -76,6 +76,7 @@ class SharedSession:
 
     def close(self) -> None:
         """See `Session.close`: the other ranks' processes; also done when the last reference goes."""
+        self._own.close()
         self._closer()
 
     @property

@@ -6,6 +6,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
+from trtllm_replayssm.errors import ConfigError
 from trtllm_replayssm.whole_file import whole_file
 
 _LOG = logging.getLogger(__name__)
@@ -18,6 +19,11 @@ class KernelCache:
     """
 
     def __init__(self, path: Path | None = None) -> None:
+        """Raises ConfigError for a path where no file can be."""
+        if path is not None and (path.is_dir() or not path.parent.is_dir()):
+            raise ConfigError(
+                "load bundle", "kernel_cache", expected="a file, which need not exist, in a folder that does", got=path
+            )
         self._path = path
         self._cache: Any = None
 
@@ -30,8 +36,11 @@ class KernelCache:
         config.set_runtime_cache(self._cache)
 
     def save(self) -> None:
-        """Write the file, as a whole or not at all."""
+        """Write the file, as a whole or not at all. A disk that does not take it is no reason not to run."""
         if self._path is None or self._cache is None:
             return
-        with whole_file(self._path) as file:
-            file.write(bytes(self._cache.serialize()))
+        try:
+            with whole_file(self._path) as file:
+                file.write(bytes(self._cache.serialize()))
+        except OSError as error:
+            _LOG.warning("compiled kernels cannot be kept in %s: %s", self._path, error.strerror)

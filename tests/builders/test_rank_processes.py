@@ -62,32 +62,37 @@ def stand_in(part: Path, parallel: TensorParallel) -> FakeTensorRt:
         return FakeTensorRt(part, read_manifest(part), traced)
 
 
-def rank_over_stand_in(parts: tuple[Path, ...], ranks: Ranks) -> Session:
+def rank_over_stand_in(parts: tuple[Path, ...], ranks: Ranks, *, kernel_cache: Path | None = None) -> Session:
     """One rank's session in its process."""
     before = sys.modules["tensorrt_rtx"]
     sys.modules["tensorrt_rtx"] = stand_in(parts[ranks.parallel.rank], ranks.parallel)  # type: ignore[assignment]
     try:
-        return bundles.rank_bundle_session(parts, ranks, slots=4, device="cpu", plugin_library=None, cuda_graphs=None)
+        return bundles.rank_bundle_session(
+            parts, ranks, slots=4, device="cpu", plugin_library=None, kernel_cache=kernel_cache, cuda_graphs=None
+        )
     finally:
         sys.modules["tensorrt_rtx"] = before
 
 
 @pytest.fixture
-def session(bundle: Path) -> Iterator[SharedSession]:
+def session(bundle: Path, tmp_path: Path) -> Iterator[SharedSession]:
     (_, manifest), _ = read_parts(bundle)
-    made = shared_session(partial(rank_over_stand_in, bundle_parts(bundle)), 2, "cpu", manifest.geometry)
+    make = partial(rank_over_stand_in, bundle_parts(bundle), kernel_cache=tmp_path / "kernels")
+    made = shared_session(make, 2, "cpu", manifest.geometry)
     assert isinstance(made, SharedSession)
     yield made
     made.close()
 
 
-def test_two_processes_compute_what_the_torch_session_does(session: SharedSession) -> None:
+def test_two_processes_compute_what_the_torch_session_does(session: SharedSession, tmp_path: Path) -> None:
     with Checkpoint.open(CHECKPOINTS / NAME) as checkpoint:
         theirs = TorchSession.from_checkpoint(
             checkpoint, REPLAY, PoolConfig(slots=4, max_seq_len=160, activation=FLOAT32)
         )
         assert_close(drive(session), drive(theirs))  # type: ignore[arg-type]
         assert session.cursors(1) == theirs.cursors(1)
+    session.warm_up()
+    assert {path.name for path in tmp_path.iterdir()} == {"kernels.rank0", "kernels.rank1"}, "each compiles its own"
     snapshot = session.save(1)
     assert {name.partition("/")[0] for name in snapshot.arrays()} == {"0", "1"}
     copy = session.restore(snapshot)

@@ -118,6 +118,7 @@ def test_chat_reports_what_the_server_refuses_and_goes_on(served: Process) -> No
         (["--kv_cache_free_gpu_memory_fraction", "2"], "free_gpu_memory_fraction"),
         (["--max_queue_size", "-1"], "max_queue_size"), (["--api_key", "x", "--api_key_file", "y"], "api_key_file"),
         (["--config", "/nowhere.yaml"], "nowhere.yaml"), (["--tokenizer", "/nowhere"], "tokenizer"),
+        (["--kernel_cache", "kernels"], "kernel_cache"),
     ],
 )  # fmt: skip
 def test_flags_that_cannot_act_end_with_one_line(flags: list[str], named: str, capsys: Any) -> None:

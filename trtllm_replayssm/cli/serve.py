@@ -49,6 +49,7 @@ def add_command(commands: Any) -> None:
     group.add_argument("--dtype", choices=["auto", *ACTIVATIONS], help="of activations")
     group.add_argument("--device", help="cpu, cuda, cuda:0 (default cpu; of a bundle cuda)")
     group.add_argument("--plugin-library", metavar="FILE", help="of a bundle whose engines have plugins")
+    group.add_argument("--kernel-cache", metavar="FILE", help="of a bundle for tensorrt_rtx: keeps compiled kernels")
     group.add_argument(
         "--config", "--extra-llm-api-options", metavar="FILE",
         help="YAML: kv_cache_config, speculative_config, cuda_graph_config, replayssm",
@@ -117,8 +118,9 @@ def _flags(arguments: argparse.Namespace) -> dict[str, Any]:
     if fraction is not None:
         flags["kv_cache_config"] = {"free_gpu_memory_fraction": fraction}
     ours: dict[str, Any] = {} if device is None else {"device": device}
-    if arguments.plugin_library is not None:
-        ours["plugin_library"] = arguments.plugin_library
+    for name in ("plugin_library", "kernel_cache"):
+        if getattr(arguments, name) is not None:
+            ours[name] = getattr(arguments, name)
     if queue is not None:
         ours["limits"] = {"max_queue_size": queue}
     return {**flags, "replayssm": ours or None}
