@@ -71,8 +71,13 @@ def _require_launches(pools: StatePools, native: NativeOps, layer: LayerState) -
 
 def waits_for_nothing(pools: StatePools, native: NativeOps | None) -> bool:
     """Whether a decode step runs without host synchronisation: by the kernels, its routed experts too."""
+    return native is not None and not experts_wait(pools, native)
+
+
+def experts_wait(pools: StatePools, native: NativeOps | None) -> bool:
+    """Whether routed experts wait for the device in each pass: no kernels serve them."""
     moe = pools.geometry.moe
-    if native is None or moe is None:
-        return native is not None
+    if moe is None:
+        return False
     width = pools.geometry.hidden if moe.latent is None else moe.latent
-    return serves(moe, width, torch_dtype(pools.pool.activation))
+    return native is None or not serves(moe, width, torch_dtype(pools.pool.activation))

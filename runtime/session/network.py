@@ -65,7 +65,9 @@ class TorchNetwork:
         return len(slots)
 
     def obstacle(self) -> str | None:
-        """See `Network.obstacle`: whoever records knows whether the operations wait for the device."""
+        """See `Network.obstacle`: routed experts. Whoever records knows whether the other operations wait."""
+        if self._state_ops.experts_wait:
+            return "the routed experts run the reference operations, which wait for the device"
         return None
 
     def _graph(self, ctx: StepContext) -> TorchGraph:

@@ -15,6 +15,7 @@ from trtllm_replayssm.runtime.pools.state_pools import StatePools
 from trtllm_replayssm.runtime.session.decode_attention import attend_rows, decode_attention
 from trtllm_replayssm.runtime.session.derived import DerivedTensors
 from trtllm_replayssm.runtime.session.native_layers import NativeLayers
+from trtllm_replayssm.runtime.session.native_ops import experts_wait
 from trtllm_replayssm.runtime.session.native_prompts import NativePrompts
 from trtllm_replayssm.runtime.session.step_context import Phase, StepContext
 
@@ -40,6 +41,11 @@ class StateOps:
     def native(self) -> NativeOps | None:
         """The kernels, where they serve the pools."""
         return self._native
+
+    @property
+    def experts_wait(self) -> bool:
+        """Whether routed experts wait for the device in each pass."""
+        return experts_wait(self._pools, self._native)
 
     @property
     def native_heads(self) -> bool:

@@ -43,9 +43,9 @@ def test_the_device_stores_the_bytes_of_the_cpu(fmt: StateFormat, rounding: Roun
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("model_name", ["nemotron-dense", "qwen-dense"])
+@pytest.mark.parametrize("model_name", ["nemotron-dense", "qwen-dense", "nemotron-moe"])
 def test_recorded_steps_give_what_the_session_gives(model_name: str, name: str) -> None:
-    """The reference operations, recorded with nothing read back, through eight flushes."""
+    """The reference operations through eight flushes, recorded with nothing read back; with experts, as they are."""
     checkpoint = Checkpoint.open(CHECKPOINTS / model_name)
     model = Model.load(checkpoint, device="cuda", activation=ActivationDtype.FLOAT32)
     streams, replay = random_streams(model, 2, PROMPT + 40), parse_configuration(name, 3).replay
@@ -61,7 +61,7 @@ def test_recorded_steps_give_what_the_session_gives(model_name: str, name: str) 
         judge.commit([run.position - start] * 2)
         for ours, theirs in zip(logits.cpu(), want, strict=True):
             torch.testing.assert_close(ours, torch.from_numpy(theirs), rtol=0, atol=1e-5)
-    assert run.session.graphs.count >= 2
+    assert run.session.graphs.count >= 2 or checkpoint.geometry.moe is not None
     assert [run.session.cursors(s) for s in run.slots] == [judge.cursors(s) for s in slots]
     run.session.moved(run.slots)
     assert [run.session.pools.slot_hash(s) for s in run.slots] == [judge.pools.slot_hash(s) for s in slots]

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.session.sessions import open_session
 from trtllm_replayssm.runtime.session.capture import GraphPool, Recording
 
 GPU = torch.device("cuda")
@@ -97,3 +98,10 @@ def test_nothing_is_recorded_without_a_gpu_or_when_it_is_not_wanted(device: str,
     pool = GraphPool(torch.device(device), enabled=enabled)
     run = work(log, Recording())
     assert pool.captured(run) is run and not log
+
+
+@pytest.mark.parametrize("name", ["nemotron-dense", "nemotron-moe", "qwen-dense", "qwen-moe"])
+def test_routed_experts_without_kernels_are_an_obstacle(name: str) -> None:
+    """They read on the host which experts were chosen, which ends a recording with an error."""
+    obstacle = open_session(name)._model.network.obstacle()
+    assert obstacle is None if name.endswith("dense") else obstacle is not None and "experts" in obstacle
