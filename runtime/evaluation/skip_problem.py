@@ -132,7 +132,9 @@ class SkipProblem:
             judged = self.step(None, kernel)
             # a step that does not flush leaves every checkpoint as it is
             states = checkpoint if h + 1 > self.window else held
-            equal |= torch.equal(out, judged) and torch.equal(written.view(torch.int32), states.view(torch.int32))
+            equal = torch.equal(out, judged) and torch.equal(written.view(torch.int32), states.view(torch.int32))
+            if equal:
+                break
         checkpoint.copy_(before)
         return equal and bool(out.isfinite().all())
 
