@@ -17,6 +17,7 @@ from tests.tensorrt.plugin_cases import PluginCase
 from trtllm_replayssm.builders.plugin_fields import ROUNDING_CODES, STATE_FORMAT_CODES
 from trtllm_replayssm.config import ReplayConfig
 from trtllm_replayssm.dtypes import Rounding
+from trtllm_replayssm.launches import LaunchPlan
 from trtllm_replayssm.ops import _abi
 from trtllm_replayssm.ops.layer_state import CursorTensors, ReplayLayerState
 from trtllm_replayssm.shapes import SsmKind
@@ -26,36 +27,51 @@ RINGS = {
     "ring_value": "ring_value", "ring_key": "ring_k", "ring_decay": "ring_dt", "ring_key_factor": "ring_key_factor",
     "ring_v": "ring_v", "ring_beta": "ring_beta",
 }  # fmt: skip
+ACTIVATION_CODES = {torch.bfloat16: _abi.Dtype.BFLOAT16, torch.float16: _abi.Dtype.FLOAT16}
+
+
+def multiprocessors() -> int:
+    """Of the device."""
+    return int(torch.cuda.get_device_properties(0).multi_processor_count)
 
 
 class RecordedLayer:
-    """Slots with 0, 3, 7, 8 and 1 committed records; the calls so far become a `PluginCase`."""
+    """Slots with 0, 3, 7, 8 and 1 committed records, and so on; the calls so far become a `PluginCase`.
 
-    def __init__(self, library: _abi.Library, kind: SsmKind, config: ReplayConfig) -> None:
+    act: of the activations; heads: divisible by 2, the groups; head_dim: 64 (GDN 128); head_offset: of a rank's heads.
+    """
+
+    def __init__(
+        self, library: _abi.Library, kind: SsmKind, config: ReplayConfig, *, act: torch.dtype = torch.bfloat16,
+        heads: int = 8, head_dim: int | None = None, head_offset: int = 0, slots: int = SLOTS,
+    ) -> None:  # fmt: skip
         self.native, self.config, self.gdn = library, config, kind is SsmKind.GDN
-        width = 128 if self.gdn else 64
-        self.shape = ssm_shape(kind, heads=8, groups=2, head_dim=width, state_dim=128)
+        self.act, self.head_offset = act, head_offset
+        width = head_dim or (128 if self.gdn else 64)
+        self.shape = ssm_shape(kind, heads=heads, groups=2, head_dim=width, state_dim=128)
         self.random = torch.Generator("cuda").manual_seed(3)
         s, device = self.shape, torch.device("cuda")
-        self.state = ReplayLayerState.allocate(s, config, LAYER, SLOTS, torch.bfloat16, device)
-        states = self.normal(SLOTS, s.heads, s.head_dim, s.state_dim)
+        self.state = ReplayLayerState.allocate(s, config, LAYER, slots, act, device)
+        states = self.normal(slots, s.heads, s.head_dim, s.state_dim)
         for copy in (self.state.checkpoint, self.state.read_copy):
             if copy is not None:
-                copy.store(list(range(SLOTS)), states, Rounding.NEAREST, [None] * SLOTS)
+                copy.store(list(range(slots)), states, Rounding.NEAREST, [None] * slots)
         for ring in self.state.ring_tensors():
             ring.copy_(self.uniform(*ring.shape))
         if self.gdn:
             self.state.ring_decay.neg_()
         self.carry = self.normal(CARRIES, s.heads, s.head_dim, s.state_dim)
-        self.cursors = CursorTensors.allocate(SLOTS, device)
-        self.cursors.origin.copy_(torch.tensor([0, 3, config.window, 5, 1]))
-        self.cursors.h.copy_(torch.tensor([0, 3, 7, 8, 1]))
-        self.cursors.position.copy_(torch.tensor([0, 90, 123456, 31, 2]))
-        self.cursors.seed.copy_(torch.tensor([1, -5, 2**62 + 9, 7, 1 << 40]))
+        self.cursors = CursorTensors.allocate(slots, device)
+        registers = [
+            [0, 3, config.window, 5, 1], [0, 3, 7, 8, 1], [0, 90, 123456, 31, 2], [1, -5, 2**62 + 9, 7, 1 << 40],
+        ]  # fmt: skip
+        for tensor, values in zip(self.cursors.tensors(), registers, strict=True):
+            tensor.copy_(torch.tensor(values).repeat(slots // SLOTS + 1)[:slots])
         self.a, self.skip = -16 * self.uniform(s.heads), self.normal(s.heads)
         self.start = [tensor.clone() for tensor in self.memory()]
         self.steps: list[list[Tensor]] = []
         self.outputs: list[Tensor] = []
+        self.plans: list[LaunchPlan] = []  # of each step
 
     def normal(self, *size: int) -> Tensor:
         return torch.randn(*size, generator=self.random, device="cuda")
@@ -73,7 +89,7 @@ class RecordedLayer:
         s = self.shape
         keys = ("q", "k", "value") if self.gdn else ("value", "k", "q")
         sizes = {"value": (s.heads, s.head_dim), "k": (s.groups, s.state_dim), "q": (s.groups, s.state_dim)}
-        mixed = self.normal(rows, tokens, s.inner + 2 * s.groups * s.state_dim).bfloat16()
+        mixed = self.normal(rows, tokens, s.inner + 2 * s.groups * s.state_dim).to(self.act)
         rates = 0.2 * self.uniform(rows, tokens, s.heads * (2 if self.gdn else 1))
         views, start = {}, 0
         for name in keys:
@@ -87,9 +103,7 @@ class RecordedLayer:
             views["dt"] = rates
         return mixed, rates, views
 
-    def call(
-        self, slots: list[int], counts: list[int], tokens: int, *, flags: list[int] | None = None
-    ) -> None:
+    def call(self, slots: list[int], counts: list[int], tokens: int, *, flags: list[int] | None = None) -> None:
         """One step, or one prompt chunk where flags (of its rows) are given; the cursors of a step do not move."""
         rows, device = len(slots), "cuda"
         mixed, rates, views = self.projections(rows, tokens)
@@ -104,7 +118,7 @@ class RecordedLayer:
         index_tensors = [given[n] for n in index]
         self.steps.append([*projections, *index_tensors, phase, *registers, *weights.values()])
         s = self.shape
-        out = torch.full((rows, tokens, s.heads, s.head_dim), float("nan"), dtype=torch.bfloat16, device=device)
+        out = torch.full((rows, tokens, s.heads, s.head_dim), float("nan"), dtype=self.act, device=device)
         arguments = {n: harness.view(t) for n, t in {**views, **given, **weights, "out": out}.items()}
         arguments |= self.state_views()
         self.launch(arguments, prompt=flags is not None)
@@ -117,17 +131,19 @@ class RecordedLayer:
         return views if self.state.read_copy is None else views | store_views("read", self.state.read_copy)
 
     def launch(self, arguments: dict[str, _abi.Tensor], *, prompt: bool) -> None:
-        kind = int(_abi.Kind.GDN if self.gdn else _abi.Kind.MAMBA2)
+        common = {
+            "kind": int(_abi.Kind.GDN if self.gdn else _abi.Kind.MAMBA2), "window": self.config.window, "layer": LAYER,
+            "head_offset": self.head_offset,
+        }  # fmt: skip
         stream = torch.cuda.current_stream().cuda_stream
         if prompt:
-            given = _abi.PrefillArgs(
-                kind=kind, window=self.config.window, layer=LAYER, carry=harness.view(self.carry), **arguments
-            )
+            given = _abi.PrefillArgs(carry=harness.view(self.carry), **common, **arguments)
             workspace = torch.full((self.native.prefill_workspace(given),), 255, dtype=torch.uint8, device="cuda")
             self.native.prefill(given, workspace.data_ptr(), workspace.numel(), stream)
         else:
             only = {n: view for n, view in arguments.items() if n not in ("row_flags", "carry_index")}
-            step = _abi.UpdateArgs(kind=kind, window=self.config.window, layer=LAYER, **only)
+            step = _abi.UpdateArgs(**common, **only)
+            self.plans.append(self.native.update_launch_plan(step, multiprocessors()))
             workspace = torch.zeros(256, dtype=torch.uint8, device="cuda")
             self.native.update(step, workspace.data_ptr(), workspace.numel(), stream)
         torch.cuda.synchronize()
@@ -139,7 +155,8 @@ class RecordedLayer:
             "window": config.window, "max_step_tokens": config.max_step_tokens,
             "recurrence": STATE_FORMAT_CODES[config.recurrence],
             "rounding": ROUNDING_CODES[config.recurrence_rounding], "read": STATE_FORMAT_CODES[config.read],
-            "layer": LAYER, "head_offset": 0, "activation": int(_abi.Dtype.BFLOAT16),
+            "layer": LAYER, "head_offset": self.head_offset,
+            "activation": int(ACTIVATION_CODES[self.act]),
         }  # fmt: skip
         keys = s.groups * s.state_dim
         if self.gdn:
@@ -151,5 +168,5 @@ class RecordedLayer:
     def case(self) -> tuple[PluginCase, list[Any], list[Any]]:
         """The calls so far -> case, outputs and states."""
         plugin = "GatedDeltaNetReplay" if self.gdn else "Mamba2Replay"
-        results = [(torch.bfloat16, self.shape.inner)]
+        results = [(self.act, self.shape.inner)]
         return PluginCase(plugin, self.fields(), self.steps, self.start, results), self.outputs, self.memory()

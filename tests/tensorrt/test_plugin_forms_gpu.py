@@ -25,12 +25,13 @@ if REASON is None:
     import torch
 
     from tests.tensorrt.plugin_cases import PluginCase
-    from tests.tensorrt.replay_layer import RecordedLayer
+    from tests.tensorrt.replay_layer import ACTIVATION_CODES, RecordedLayer
 
 FP32, FP16, FP8, FP4 = StateFormat.FLOAT32, StateFormat.FLOAT16, StateFormat.FP8, StateFormat.NVFP4
-NARROW = [(FP32, FP8), (FP32, FP4), (FP16, None), (FP16, FP4), (FP8, None)]
+NARROW = [
+    (FP32, FP16), (FP32, FP8), (FP32, FP4), (FP16, None), (FP16, FP8), (FP16, FP4), (FP8, None), (FP8, FP4),
+]  # fmt: skip
 FROM_ZERO, FROM_CARRY, TO_CARRY = 1, 2, 4
-BFLOAT16 = int(_abi.Dtype.BFLOAT16)
 
 
 def ints(values: list[int]) -> torch.Tensor:
@@ -84,8 +85,18 @@ def test_empty_steps_leave_every_state(
     case.check(gpu_host, tmp_path, outputs, before)
 
 
+def conv_fields(act: torch.dtype, offset: int) -> dict[str, int | float]:
+    """96 channels behind `offset` others, 4 taps, steps of up to 4 tokens."""
+    return {
+        "channels": 96, "kernel": 4, "max_step_tokens": 4, "layer": 3, "activation": int(ACTIVATION_CODES[act]),
+        "x_offset": offset,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("activation", ["bfloat16", "float16"])
 @pytest.mark.parametrize("prompt", [False, True])
-def test_the_convolution(prompt: bool, library: _abi.Library, gpu_host: Path, tmp_path: Path) -> None:
+def test_the_convolution(prompt: bool, activation: str, library: _abi.Library, gpu_host: Path, tmp_path: Path) -> None:
+    act: torch.dtype = getattr(torch, activation)
     channels, kernel, tokens, slots = 96, 4, 4, 5
     width, offset = (40, 16) if prompt else (tokens, 16)
     random = torch.Generator("cuda").manual_seed(1)
@@ -93,25 +104,38 @@ def test_the_convolution(prompt: bool, library: _abi.Library, gpu_host: Path, tm
     def normal(*size: int) -> torch.Tensor:
         return torch.randn(*size, generator=random, device="cuda")
 
-    window = normal(slots, kernel - 1 + tokens, channels).bfloat16()
+    window = normal(slots, kernel - 1 + tokens, channels).to(act)
     weight, bias, start = normal(channels, 1, kernel), normal(channels), window.clone()
     position, steps, outputs = ints([0, 3, 90, 31, 2]), [], []
     for counts in ([width, width, 0, 1], [1, width, width, width - 1]):
-        x, slot, count = normal(4, width, offset + channels).bfloat16(), ints([4, -1, 0, 3]), ints(counts)
+        x, slot, count = normal(4, width, offset + channels).to(act), ints([4, -1, 0, 3]), ints(counts)
         steps.append([x, slot, count, ints([0] * (1 + prompt)), position.clone(), weight, bias])
-        out = torch.full((4, width, channels), float("nan"), dtype=torch.bfloat16, device="cuda")
+        out = torch.full((4, width, channels), float("nan"), dtype=act, device="cuda")
         tensors = {"slot": slot, "num_tokens": count, "position": position, "x": x[..., offset:],
                    "weight": weight[:, 0], "bias": bias, "window": window, "out": out}  # fmt: skip
         args = _abi.Conv1dArgs(flags=0, **{name: harness.view(tensor) for name, tensor in tensors.items()})
         (library.conv1d_prefill if prompt else library.conv1d_update)(args, harness.Pool._stream())
         outputs.append(out)
         position += ints([counts[2], 0, 0, counts[3], counts[0]])
-    fields: dict[str, int | float] = {
-        "channels": channels, "kernel": kernel, "max_step_tokens": tokens, "layer": 3, "activation": BFLOAT16,
-        "x_offset": offset,
-    }  # fmt: skip
-    case = PluginCase("CausalConv1dReplay", fields, steps, [start], [(torch.bfloat16, channels)])
+    case = PluginCase("CausalConv1dReplay", conv_fields(act, offset), steps, [start], [(act, channels)])
     case.check(gpu_host, tmp_path, outputs, [window])
+
+
+@pytest.mark.parametrize("phase", [1, 2], ids=["step", "prompt"])
+@pytest.mark.parametrize(("rows", "tokens"), [(0, 1), (3, 0)])
+def test_an_empty_step_moves_no_window_and_no_cursor(
+    rows: int, tokens: int, phase: int, gpu_host: Path, tmp_path: Path
+) -> None:
+    slot, none, kind = ints([*range(rows)]), ints([0] * rows), ints([0] * phase)
+    weight, bias, window = torch.ones(96, 1, 4), torch.ones(96), torch.ones(5, 7, 96).bfloat16()
+    x, position = torch.ones(rows, tokens, 112).bfloat16(), ints([0, 3, 90, 31, 2])
+    step, result = [x, slot, none, kind, position, weight, bias], (torch.bfloat16, 96)
+    case = PluginCase("CausalConv1dReplay", conv_fields(torch.bfloat16, 16), [step], [window], [result])
+    case.check(gpu_host, tmp_path, [], [window])
+    cursors = [ints([0, 3, 8, 5, 1]), ints([0, 3, 7, 8, 1]), position]
+    step = [x, slot, none, none, kind]
+    case = PluginCase("ReplayCommit", {"window": 8, "max_step_tokens": 4}, [step], cursors, [])
+    case.check(gpu_host, tmp_path, [], cursors)
 
 
 @pytest.mark.parametrize("prompt", [False, True])

@@ -7,9 +7,9 @@
 //   data of the in-place inputs, in order; then for each step the data of the others, in order
 // FILE.out: the dense outputs after each step, then the in-place tensors at the end. FILE.replayed: the same, the steps
 // run once more from the same start as replays of one CUDA graph. FILE.thread0 and on: by threads at the same time, each
-// with a plugin attached to a context of its own.
-// Before the first step every buffer is filled with 0x7f bytes and the plugin runs once, as an engine builder times its
-// candidates: ids and cursors far out of range must do no harm.
+// with a plugin attached to a context of its own; every other one replays a graph of its own.
+// Before the first step the plugin runs over several kinds of garbage, as an engine builder times its candidates: see
+// garbage.cpp.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -52,20 +52,6 @@ class Reader {
  private:
   std::ifstream file_;
 };
-
-size_t bytesOf(const Input& input) {
-  size_t bytes = 1;
-  switch (input.type) {
-    case DataType::kINT64: bytes = 8; break;
-    case DataType::kFLOAT:
-    case DataType::kINT32: bytes = 4; break;
-    case DataType::kHALF:
-    case DataType::kBF16: bytes = 2; break;
-    default: break;
-  }
-  for (int64_t size : input.dims) bytes *= static_cast<size_t>(size);
-  return bytes;
-}
 
 // Device buffers of one plugin: an output in place shares its input's.
 struct Buffers {
@@ -152,8 +138,11 @@ class Layer {
            good(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "stream");
   }
 
-  void spoil() {
-    for (size_t i = 0; i < buffers.inputs.size(); ++i) cudaMemset(buffers.inputs[i], 0x7f, buffers.inputBytes[i]);
+  void spoil(const Case& c, int kind) {
+    for (size_t i = 0; i < buffers.inputs.size(); ++i) {
+      std::vector<char> data = garbage(c.inputs[i], kind, static_cast<uint32_t>(i));
+      good(cudaMemcpy(buffers.inputs[i], data.data(), data.size(), cudaMemcpyHostToDevice), "garbage");
+    }
     cudaMemset(workspace_, 0x7f, workspaceBytes_);
     good(cudaDeviceSynchronize(), "garbage");
   }
@@ -228,7 +217,7 @@ bool runInThreads(const char* path, std::streampos start, const Case& c, int32_t
       reader.goTo(start);
       Layer layer;
       held[i] = layer.open(c, &first) &&
-                runSteps(reader, c, steps, layer, path + (".thread" + std::to_string(i)), false);
+                runSteps(reader, c, steps, layer, path + (".thread" + std::to_string(i)), i % 2 != 0);
     });
   }
   for (std::thread& thread : threads) thread.join();
@@ -245,8 +234,10 @@ int runOnDevice(const char* name, const char* path) {
   int32_t steps = reader.number<int32_t>();
   Layer layer;
   if (!layer.open(c)) return 1;
-  layer.spoil();
-  if (!layer.run()) return 1;
+  for (int kind = 0; kind < kGarbageKinds; ++kind) {
+    layer.spoil(c, kind);
+    if (!layer.run()) return 1;
+  }
   const std::streampos start = reader.place();
   if (!runSteps(reader, c, steps, layer, path + std::string(".out"), false)) return 1;
   reader.goTo(start);

@@ -131,6 +131,12 @@ inline std::vector<Input> outputsOf(const Case& c) {
   return outputs;
 }
 
+size_t bytesOf(const Input& input);
+
+// The data of an input, of one of so many kinds of garbage; `place`: of the input among the plugin's.
+constexpr int kGarbageKinds = 8;
+std::vector<char> garbage(const Input& input, int kind, uint32_t place);
+
 void checkLifeCycle(const Case& c);
 void checkFields(const Case& c);
 void checkRefusals(const Case& c);

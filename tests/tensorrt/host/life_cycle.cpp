@@ -1,4 +1,5 @@
 // A plugin's life as TensorRT drives it: create, clone, shapes, formats, configure, attach, serialise, recreate, enqueue.
+#include <algorithm>
 
 #include "expressions.h"
 #include "host.h"
@@ -83,7 +84,7 @@ void checkFormats(const Case& c, const Parts& parts) {
   // The workspace of a prompt depends on the GPU; without one that, and nothing else, is what configure may complain of.
   bool configured = parts.build->configurePlugin(all.data(), numInputs, all.data() + numInputs, numOutputs) == 0;
   std::string complaint = takeReport();
-  CHECK(configured || complaint.find("workspace: device: CUDA driver") != std::string::npos, "%s: %s", c.plugin,
+  CHECK(configured || complaint.find("workspace: launch: CUDA driver") != std::string::npos, "%s: %s", c.plugin,
         complaint.c_str());
   CHECK(parts.build->configurePlugin(all.data(), numInputs - 1, all.data(), numOutputs) != 0, "%s: count", c.plugin);
   CHECK(takeReport().find("inputs") != std::string::npos, "%s: no report of a wrong count", c.plugin);
@@ -129,6 +130,34 @@ void checkEnqueue(const Case& c, const Parts& parts) {
   if (built) CHECK(enqueue() == 0, "%s: an empty batch: %s", c.plugin, lastReport().c_str());
 }
 
+// A step longer than the plugin was made for, and an extent of `phase` that says neither step nor prompt, are refused
+// before anything is read.
+void checkPhase(const Case& c, const Parts& parts) {
+  std::vector<PluginTensorDesc> in, out;
+  alignas(256) static char memory[256];
+  for (const Input& input : c.inputs) in.push_back(descOf(input));
+  for (const Input& output : outputsOf(c)) out.push_back(descOf(output));
+  std::vector<const void*> inputs(in.size(), static_cast<const void*>(memory));
+  std::vector<void*> outputs(out.size(), static_cast<void*>(memory));
+  auto refused = [&](const char* reason) {
+    int32_t failed = parts.runtime->enqueue(in.data(), out.data(), inputs.data(), outputs.data(), memory, nullptr);
+    std::string text = takeReport();
+    CHECK(failed != 0 && text.find(reason) != std::string::npos, "%s: '%s'", c.plugin, text.c_str());
+  };
+  auto phase = std::find_if(c.inputs.begin(), c.inputs.end(),
+                            [](const Input& i) { return i.type == DataType::kINT32 && i.dims.size() == 1 && i.dims[0] == 1; });
+  if (phase == c.inputs.end()) return;
+  PluginTensorDesc& extent = in[static_cast<size_t>(phase - c.inputs.begin())];
+  extent.dims.d[0] = 3;
+  refused("expected an extent of 1 (step) or 2 (prompt chunk), got 3");
+  extent.dims.d[0] = 1;
+  if (c.results.empty()) return;  // the commit: lengths are read on the device
+  for (PluginTensorDesc& desc : in) {
+    if (desc.dims.nbDims == 3 && desc.dims.d[0] == in[0].dims.d[0]) ++desc.dims.d[1];
+  }
+  refused("at most max_step_tokens");
+}
+
 std::vector<std::string> fieldTexts(nvinfer1::IPluginV3OneRuntime& runtime) {
   std::vector<std::string> texts;
   const PluginFieldCollection* fields = runtime.getFieldsToSerialize();
@@ -169,6 +198,7 @@ void checkLifeCycle(const Case& c) {
   std::unique_ptr<nvinfer1::IPluginV3> attached(partsOf(*copy).runtime->attachToContext(nullptr));
   CHECK(attached != nullptr && attached != copy, "%s", c.plugin);
   checkEnqueue(c, partsOf(*attached));
+  checkPhase(c, partsOf(*attached));
 }
 
 }  // namespace host
