@@ -6,8 +6,8 @@
 namespace replayssm::trt {
 namespace {
 
-// Of rssm_experts: passes are most with the fewest tokens of one; with the most, tokens may be copied into the workspace.
-constexpr int32_t kFewestPassTokens = 16, kMostPassTokens = 64;
+// Of rssm_experts: passes are most with the fewest tokens of one; with more, tokens may be copied into the workspace.
+constexpr int32_t kPassTokens[] = {16, 32, 64};
 
 rssm_experts_args argumentsOf(const MoeExperts::Config& c, const MoeExperts::Args& a) {
   rssm_experts_args all{};
@@ -39,7 +39,7 @@ bool MoeExperts::Config::check(rssm_error& error) const {
 size_t MoeExperts::workspaceBytes(const Config& config, Args& args) {
   rssm_experts_args all = argumentsOf(config, args);
   size_t most = 0;
-  for (int32_t tokens : {kFewestPassTokens, kMostPassTokens}) {
+  for (int32_t tokens : kPassTokens) {
     all.pass_tokens = tokens;
     rssm_error error{};
     size_t bytes = 0;
