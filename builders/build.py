@@ -81,7 +81,7 @@ def build(
             for name in _TOKENIZER_FILES:
                 if (tokenizer / name).is_file():
                     shutil.copyfile(tokenizer / name, work / name)
-        info = _build_info(flavour, options, time.monotonic() - began)
+        info = _build_info(flavour, options, parameters.identity, time.monotonic() - began)
         write_json(work / "config.json", _config(parameters, pretrained_config, options, info))
         run.tick("hashing")
         files = {str(p.relative_to(work)): file_digest(p) for p in sorted(work.rglob("*")) if p.is_file()}
@@ -167,13 +167,13 @@ def _require_types(flavour: Flavour, parameters: Parameters) -> None:
     flavour.require(fp4=MatrixFormat.NVFP4 in dense, fp8=MatrixFormat.FP8 in dense)
 
 
-def _build_info(flavour: Flavour, options: BuildOptions, seconds: float) -> BuildInfo:
+def _build_info(flavour: Flavour, options: BuildOptions, checkpoint: str, seconds: float) -> BuildInfo:
     return BuildInfo(
         flavour=flavour.name.value, tensorrt_version=str(flavour.trt.__version__), product_version=__version__,
         target=options.target, activation=options.activation.value, weights=options.weights,
-        max_batch=options.max_batch, max_seq_len=options.max_seq_len, context_rows=options.context_rows,
-        context_tokens=options.context_tokens, tp_size=options.tp_size, tp_rank=options.tp_rank,
-        peak_rss_bytes=peak_rss_bytes(), seconds=round(seconds, 3),
+        checkpoint=checkpoint, max_batch=options.max_batch, max_seq_len=options.max_seq_len,
+        context_rows=options.context_rows, context_tokens=options.context_tokens, tp_size=options.tp_size,
+        tp_rank=options.tp_rank, peak_rss_bytes=peak_rss_bytes(), seconds=round(seconds, 3),
     )  # fmt: skip
 
 

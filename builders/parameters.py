@@ -16,6 +16,7 @@ from trtllm_replayssm.models import model_of
 from trtllm_replayssm.params import ParamRole, ParamSpec
 from trtllm_replayssm.shapes import ModelGeometry
 from trtllm_replayssm.weights.checkpoint import Checkpoint
+from trtllm_replayssm.weights.identity import checkpoint_identity
 from trtllm_replayssm.weights.matrix import DenseMatrix, ExpertStack, Fp8Matrix, Matrix, MatrixFormat, Nvfp4Matrix
 from trtllm_replayssm.weights.shard import CheckpointShard
 from trtllm_replayssm.weights.tensor_parallel import ALONE, TensorParallel
@@ -35,6 +36,11 @@ class Parameters(Protocol):
     @property
     def parallel(self) -> TensorParallel:
         """Which rank of how many they belong to."""
+        ...
+
+    @property
+    def identity(self) -> str:
+        """What they were taken from, of the whole model: the same text for the same weights alone."""
         ...
 
     def format_of(self, name: str) -> MatrixFormat:
@@ -63,6 +69,11 @@ class CheckpointParameters:
         self.geometry = checkpoint.geometry
         self._checkpoint = checkpoint
         self._dequantised = dequantised
+
+    @property
+    def identity(self) -> str:
+        """See `Parameters`."""
+        return checkpoint_identity(self._checkpoint)
 
     def format_of(self, name: str) -> MatrixFormat:
         """See `Parameters`."""
@@ -95,6 +106,11 @@ class ParametersOver:
         self.geometry, self.parallel = inner.geometry, inner.parallel
         self._inner = inner
         self._specs = parameter_specs(inner.geometry)
+
+    @property
+    def identity(self) -> str:
+        """See `Parameters`."""
+        return self._inner.identity
 
     def format_of(self, name: str) -> MatrixFormat:
         """See `Parameters`."""
@@ -141,6 +157,11 @@ class RankParameters(CheckpointShard):
         """Raises ConfigError when the ranks cannot share the model evenly."""
         super().__init__(inner, parallel)
         self._whole = inner
+
+    @property
+    def identity(self) -> str:
+        """See `Parameters`."""
+        return self._whole.identity
 
     def format_of(self, name: str) -> MatrixFormat:
         """See `Parameters`."""

@@ -35,6 +35,11 @@ class RandomParameters:
         self._first_layer = first_layer
         self._specs = parameter_specs(geometry)
 
+    @property
+    def identity(self) -> str:
+        """See `Parameters`: the numbers follow from the names of the parameters."""
+        return f"random weights of {self._preset} from layer {self._first_layer} on"
+
     def format_of(self, name: str) -> MatrixFormat:
         """See `Parameters`."""
         return published_format(self._preset, name, self._first_layer)

@@ -23,7 +23,7 @@ from trtllm_replayssm.errors import EngineMismatchError
 from trtllm_replayssm.shapes import ModelGeometry
 
 MANIFEST = "manifest.json"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 _HINT = "Build the bundle again"
 
 T = TypeVar("T")
@@ -44,8 +44,9 @@ class BuildInfo:
     """What the engines were built with and for.
 
     target: compute capability ("12.0"), or "current". activation: element type of activations and caches.
-    weights: "checkpoint" (as stored) or "bf16". max_seq_len: positions of a cache row; context_tokens: largest chunk.
-    tp_size: GPUs that share the model; tp_rank: the one that these engines are for.
+    weights: "checkpoint" (as stored) or "bf16"; checkpoint: which one, see `weights.identity`, or which random weights.
+    max_seq_len: positions of a cache row; context_tokens: largest chunk. tp_size: GPUs that share the model; tp_rank:
+    the one that these engines are for.
     """
 
     flavour: str
@@ -54,6 +55,7 @@ class BuildInfo:
     target: str
     activation: str
     weights: str
+    checkpoint: str
     max_batch: int
     max_seq_len: int
     context_rows: int

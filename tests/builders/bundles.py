@@ -129,7 +129,7 @@ def manifest_of(traced: Traced) -> Manifest:
     options = traced.options
     info = BuildInfo(
         flavour=traced.flavour.name.value, tensorrt_version="none", product_version="none", target="12.0",
-        activation=options.activation.value, weights=options.weights, max_batch=options.max_batch,
+        activation=options.activation.value, weights=options.weights, checkpoint="none", max_batch=options.max_batch,
         max_seq_len=options.max_seq_len, context_rows=1, context_tokens=options.context_tokens, tp_size=options.tp_size,
         tp_rank=options.tp_rank, peak_rss_bytes=0, seconds=0.0,
     )  # fmt: skip

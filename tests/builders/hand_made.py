@@ -165,8 +165,8 @@ def open_session(kind: SsmKind, directory: Path, device: str, cuda_graphs: CudaG
     save_file(vectors, directory / "weights" / "vectors.safetensors")
     info = BuildInfo(
         flavour="tensorrt_rtx", tensorrt_version="none", product_version="none", target="12.0", activation="bfloat16",
-        weights="checkpoint", max_batch=SLOTS, max_seq_len=DEPTH, context_rows=1, context_tokens=CHUNK, tp_size=1,
-        tp_rank=0, peak_rss_bytes=0, seconds=0.0,
+        weights="checkpoint", checkpoint="none", max_batch=SLOTS, max_seq_len=DEPTH, context_rows=1,
+        context_tokens=CHUNK, tp_size=1, tp_rank=0, peak_rss_bytes=0, seconds=0.0,
     )  # fmt: skip
     profiles = make_profiles(
         max_batch=SLOTS, max_step_tokens=REPLAY.max_step_tokens, context_rows=1, context_tokens=CHUNK,

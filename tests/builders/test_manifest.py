@@ -31,8 +31,8 @@ from trtllm_replayssm.weights.presets import preset_geometry, preset_names
 
 BUILD = BuildInfo(
     flavour="tensorrt_rtx", tensorrt_version="1.7.1", product_version="0.1.0", target="12.0", activation="bfloat16",
-    weights="checkpoint", max_batch=8, max_seq_len=64, context_rows=1, context_tokens=32, tp_size=1, tp_rank=0,
-    peak_rss_bytes=1, seconds=2.5,
+    weights="checkpoint", checkpoint="sha256:0", max_batch=8, max_seq_len=64, context_rows=1, context_tokens=32,
+    tp_size=1, tp_rank=0, peak_rss_bytes=1, seconds=2.5,
 )  # fmt: skip
 PROGRAM = Program(
     name="main",
@@ -70,6 +70,7 @@ def edited(directory: Path, edit: Any) -> None:
 
 EDITS = [
     ("format_version", lambda m: m.update(format_version=99)),
+    ("format_version", lambda m: (m.update(format_version=1), m["build"].pop("checkpoint"))),
     ("manifest.surprise", lambda m: m.update(surprise=1)),
     ("manifest.profiles", lambda m: m.pop("profiles")),
     ("manifest.build.max_batch", lambda m: m["build"].update(max_batch="8")),

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 pytest.importorskip("tensorrt_rtx", reason="needs the wheels of tensorrt-rtx-cu13")
 
@@ -161,6 +162,22 @@ def test_ranks_that_were_built_otherwise_are_refused_by_the_first_difference(bun
     shutil.copytree(tmp_path / "rank0", tmp_path / "rank1")  # a folder of the wrong name
     with pytest.raises(EngineMismatchError, match=r"got those of 0, 0"):
         read_parts(tmp_path)
+
+
+def test_ranks_of_two_checkpoints_of_one_geometry_are_refused(bundle: Path, tmp_path: Path) -> None:
+    """Config, shapes and settings are the same; one matrix has other values."""
+    other = tmp_path / "checkpoint"
+    shutil.copytree(SMALL, other)
+    file = other / "model.safetensors"
+    tensors = {name: np.copy(values) for name, values in load_file(file).items()}
+    norm = min(name for name in tensors if name.endswith("layernorm.weight"))
+    tensors[norm] += tensors[norm].dtype.type(1)
+    save_file(tensors, file, metadata={"format": "pt"})
+    whole = tmp_path / "whole"
+    assert main(["build", str(other), "--output", str(whole), *FLAGS, "--tp-rank", "1"]) == 0
+    shutil.copytree(bundle / "rank0", whole / "rank0")
+    with pytest.raises(EngineMismatchError, match=r"rank1: build\.checkpoint: expected sha256:\w{64}, got sha256:"):
+        read_parts(whole)
 
 
 def test_folders_count_by_their_exact_names_and_sizes_cost_nothing(bundle: Path, tmp_path: Path) -> None:

@@ -127,6 +127,7 @@ def _print_bundle(report: dict[str, Any]) -> None:
     built, memory, matmuls = report["build"], report["memory"], report["matmuls"]
     share = "" if built["tp_size"] == 1 else f", rank {built['tp_rank']} of {built['tp_size']}"
     print(f"{report['name']}{share}: engines of {built['flavour']} {built['tensorrt_version']} for {built['target']}")
+    print(f"  of          {built['checkpoint']} ({built['weights']})")
     for name, counts in report["programs"].items():
         print(f"  {name:11} {', '.join(f'{count} {what}' for what, count in counts.items())}")
     for name, profile in report["profiles"].items():
