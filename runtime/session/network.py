@@ -9,6 +9,7 @@ from torch import Tensor
 
 from trtllm_replayssm.graph import ModelOutput
 from trtllm_replayssm.models import model_of
+from trtllm_replayssm.runtime.session.best_tokens import best_tokens
 from trtllm_replayssm.runtime.session.ranks import Sharing
 from trtllm_replayssm.runtime.session.step_context import StepContext
 from trtllm_replayssm.runtime.session.torch_graph import TorchGraph
@@ -21,7 +22,8 @@ class Network(Protocol):
     """The main network and the multi-token-prediction head.
 
     ids [B, T] int64 -> hidden [B, T, hidden] in the activation type, logits [B, K, vocab] float32: K = T in a decode
-    step, else 1, the row's last token.
+    step, else 1, the row's last token. Where `StepContext.own_logits` asks for it, of several ranks each may give the
+    logits of its part of the vocabulary.
     """
 
     def forward(self, ctx: StepContext, ids: Tensor) -> ModelOutput[Tensor]:
@@ -30,6 +32,10 @@ class Network(Protocol):
 
     def mtp_forward(self, ctx: StepContext, next_ids: Tensor, hidden: Tensor) -> ModelOutput[Tensor]:
         """The head on pairs (token t + 1, hidden [B, T, hidden] of t)."""
+        ...
+
+    def best(self, logits: Tensor) -> Tensor:
+        """Ids [B, K] int64 of the largest of a pass's logits, the lowest of equal ones: the same on every rank."""
         ...
 
     def rows_for(self, slots: Sequence[int]) -> int:
@@ -59,6 +65,10 @@ class TorchNetwork:
     def mtp_forward(self, ctx: StepContext, next_ids: Tensor, hidden: Tensor) -> ModelOutput[Tensor]:
         """See `Network.mtp_forward`."""
         return self._model.mtp_forward(self._graph(ctx), self._geometry, next_ids, hidden)
+
+    def best(self, logits: Tensor) -> Tensor:
+        """See `Network.best`."""
+        return best_tokens(logits, self._geometry.vocab, self._weights.ranks)
 
     def rows_for(self, slots: Sequence[int]) -> int:
         """See `Network.rows_for`: any row takes any slot."""

@@ -72,15 +72,21 @@ class StaticStep:
         return torch.where(self.slot >= 0, position, 0).long()
 
     @torch.inference_mode()
-    def forward(self) -> ModelOutput[Tensor]:
+    def forward(self, *, own_logits: bool = False) -> ModelOutput[Tensor]:
         """Run the rows -> logits [B, T, V] float32 and hidden [B, T, hidden] in the activation type.
 
+        own_logits: for `best` alone: of several ranks, each may give the logits of its part of the vocabulary.
         Appends records and may flush; `commit` must follow before the rows' slots run again. Entries of tokens that
         do not exist mean nothing. No host synchronisation where the kernels serve the pools.
         """
         rows = StepRows(self.slot, self.num_tokens, self._flushes)
-        ctx = StepContext(Phase.DECODE, rows, self.position(), self.width, self._last_chunk)
+        ctx = StepContext(Phase.DECODE, rows, self.position(), self.width, self._last_chunk, own_logits)
         return self._model.network.forward(ctx, self.ids)
+
+    @torch.inference_mode()
+    def best(self, logits: Tensor) -> Tensor:
+        """Ids [B, T] int64 of the largest of a forward pass's logits, the lowest of equal ones; on every rank alike."""
+        return self._model.network.best(logits)
 
     @torch.inference_mode()
     def commit(self, accepted: Tensor) -> None:

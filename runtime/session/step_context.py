@@ -36,7 +36,8 @@ class HostRow:
 class StepContext:
     """rows: checked slots and token counts; start [B] int64: absolute position of each row's first token.
 
-    last_chunk [B] bool: rows whose prompt ends with this chunk (PREFILL only).
+    last_chunk [B] bool: rows whose prompt ends with this chunk (PREFILL only). own_logits: of several ranks that cut
+    the vocabulary, each shall keep its part.
     """
 
     phase: Phase
@@ -44,6 +45,7 @@ class StepContext:
     start: Tensor
     width: int
     last_chunk: Tensor
+    own_logits: bool = False
 
     @cached_property
     def on_host(self) -> list[HostRow]:

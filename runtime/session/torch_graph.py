@@ -71,7 +71,7 @@ class TorchGraph:
         else:  # float32 sums as they are: no rounding, no second pass over [B, T, V]
             rows: Tensor = torch.mm(x.flatten(0, -2), table.t(), out_dtype=torch.float32)
             logits = rows.unflatten(0, x.shape[:-1])
-        return logits if self._sharing is None else self._sharing.ranks.join(logits)
+        return logits if self._sharing is None or self._ctx.own_logits else self._sharing.ranks.join(logits)
 
     def add(self, a: Tensor, b: Tensor) -> Tensor:
         return a + b if self._layers is None else self._layers.add(a, b)

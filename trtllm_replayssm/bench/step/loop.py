@@ -33,7 +33,7 @@ class StepLoop:
             session.geometry.vocab, self._step.ids.shape, device=device, generator=generator
         )  # a random model would soon repeat the same few ids in all rows, and choose the same experts
         self.run: Callable[[], Tensor] = session.graphs.captured(self._work)
-        """One step; gives its logits [B, T, V]."""
+        """One step; gives its logits [B, T, V], of several ranks those of this one's part of the vocabulary."""
 
     def begin(self, position: int) -> None:
         """Put every row's sequence at `position`, rows at all places of their windows, and random ids as inputs."""
@@ -56,9 +56,9 @@ class StepLoop:
 
     def _work(self) -> Tensor:
         step = self._step
-        logits = step.forward().logits
+        logits = step.forward(own_logits=True).logits
         step.commit(self._table.index_select(0, self._turn)[0])
-        step.ids.copy_((logits.argmax(-1) + self._shift) % self._session.geometry.vocab)
+        step.ids.copy_((step.best(logits) + self._shift) % self._session.geometry.vocab)
         self._turn.add_(1).remainder_(len(self._table))
         return logits
 
