@@ -123,7 +123,9 @@ def _windows(results: Results) -> list[str]:
 
 
 def _skip(results: Results) -> list[str]:
-    """Steps by their decays: DRAM bytes read and microseconds of the update, without and with skipping."""
+    """Steps by their decays: DRAM bytes read and microseconds of the update, without and with skipping, and whether
+    the bits were those of the update with zero for what was skipped.
+    """
 
     def pair(row: dict[str, Any], what: str, scale: float, digits: int) -> str:
         both = [row[key] for key in (f"plain_{what}", f"skipping_{what}") if key in row]
@@ -133,8 +135,10 @@ def _skip(results: Results) -> list[str]:
         [
             r["shape"], r["case"], f"{r['h']}{', flush' if r['flushes'] else ''}", f"{100 * r['faded']:.0f} %",
             f"{r['state_bytes'] / 1e6:.0f}", pair(r, "read_bytes", 1e6, 0), pair(r, "us", 1, 0),
+            {True: "equal", False: "DIFFER"}.get(r.get("equal_bits"), ""),
         ]
         for r in results["rows"]
     ]  # fmt: skip
-    head = ["layer", "decays", "h", "faded", "states, MB", "read, MB: update / skipping", "us: update / skipping"]
+    both = "update / skipping"
+    head = ["layer", "decays", "h", "faded", "states, MB", f"read, MB: {both}", f"us: {both}", "bits"]
     return _markdown(head, body)

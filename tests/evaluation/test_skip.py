@@ -120,7 +120,7 @@ def test_counters_go_to_the_rows_in_order(tmp_path: Path) -> None:
     assert [r["skipping_read_bytes"] for r in rows] == [1_001_250_000, 4_000_000]
     assert rows[0]["plain_write_bytes"] == 1_500_000
     lines = table({"what": "skip", "rows": rows})
-    assert lines[2] == "| a | c | 8 | 50 % | 2 | 2 / 1001 | 9 / 6 |" and "16, flush" in lines[3]
+    assert lines[2] == "| a | c | 8 | 50 % | 2 | 2 / 1001 | 9 / 6 |  |" and "16, flush" in lines[3]
 
 
 @pytest.mark.parametrize("kernels", [[], ["streamed"], ["skippingX", "streamed"], ["streamed", "skippingX"] * 2])
@@ -132,4 +132,9 @@ def test_a_profile_of_other_launches_is_refused(kernels: list[str], tmp_path: Pa
 
 
 def test_without_counters_the_table_has_times_only() -> None:
-    assert table({"what": "skip", "rows": [row()]})[2].endswith("| 2 |  | 9 / 6 |")
+    assert table({"what": "skip", "rows": [row()]})[2].endswith("| 2 |  | 9 / 6 |  |")
+
+
+@pytest.mark.parametrize(("equal", "cell"), [(True, "equal"), (False, "DIFFER"), (None, "")])
+def test_the_table_says_whether_the_bits_were_equal(equal: bool | None, cell: str) -> None:
+    assert table({"what": "skip", "rows": [row(equal_bits=equal)]})[2].endswith(f"| {cell} |")
