@@ -92,7 +92,7 @@ def bundle_session(parts: Sequence[Path], manifest: Manifest, options: ReplicaOp
         rank_bundle_session, tuple(parts), slots=options.batch, device=options.device,
         plugin_library=options.plugin_library, kernel_cache=options.kernel_cache, cuda_graphs=options.cuda_graphs,
     )  # fmt: skip
-    return shared_session(make, ranks, options.device, manifest.geometry)
+    return shared_session(make, ranks, options.device, manifest.geometry, options.rank_timeout)
 
 
 def rank_bundle_session(

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trtllm_replayssm.config import CudaGraphConfig, PoolConfig, ReplayConfig
+from trtllm_replayssm.config import RANK_TIMEOUT, CudaGraphConfig, PoolConfig, ReplayConfig
 from trtllm_replayssm.errors import ConfigError
 from trtllm_replayssm.runtime.session.base import Session
 from trtllm_replayssm.shapes import ModelGeometry
@@ -19,9 +19,10 @@ if TYPE_CHECKING:  # torch is imported when a session is made, not before
 
 def checkpoint_session(
     checkpoint: Checkpoint, replay: ReplayConfig, pool: PoolConfig, *, state_cache: str, device: str,
-    cuda_graphs: CudaGraphConfig | None, debug: bool, ranks: int = 1,
+    cuda_graphs: CudaGraphConfig | None, debug: bool, ranks: int = 1, rank_timeout: float = RANK_TIMEOUT,
 ) -> Session:  # fmt: skip
-    """ranks: devices that share the model, each in a process of its own: "cuda" stands for cuda:0, cuda:1, ...
+    """ranks: devices that share the model, each in a process of its own: "cuda" stands for cuda:0, cuda:1, ...;
+    rank_timeout: see `shared_session`.
 
     Raises ConfigError for more ranks than GPUs, and for a model that they cannot share evenly.
     """
@@ -36,19 +37,24 @@ def checkpoint_session(
         rank_session, checkpoint.directory, replay, pool, state_cache=state_cache, device=device, debug=debug,
         cuda_graphs=cuda_graphs,
     )  # fmt: skip
-    return shared_session(make, ranks, device, checkpoint.geometry)
+    return shared_session(make, ranks, device, checkpoint.geometry, rank_timeout)
 
 
-def shared_session(make: MakeSession, ranks: int, device: str, geometry: ModelGeometry) -> Session:
+def shared_session(
+    make: MakeSession, ranks: int, device: str, geometry: ModelGeometry, rank_timeout: float = RANK_TIMEOUT
+) -> Session:
     """A session over processes, one a rank, each with the session that `make` makes there; geometry: the whole model's.
 
+    rank_timeout: seconds in which no rank gets further, after which a call fails and names the one that is behind.
     Raises ConfigError with what a rank met while it started.
     """
     from trtllm_replayssm.runtime.session.rank_process import start_ranks
     from trtllm_replayssm.runtime.session.shared_session import SharedSession
 
-    own, others = start_ranks(ranks, make, backend="gloo" if device == "cpu" else "nccl")
-    return SharedSession(own, others.connections, geometry, others.hang_up, others.give_up)
+    own, others = start_ranks(ranks, make, backend="gloo" if device == "cpu" else "nccl", limit=rank_timeout)
+    return SharedSession(
+        own, others.connections, geometry, others.hang_up, others.give_up, marks=others.marks, limit=rank_timeout
+    )
 
 
 def rank_session(

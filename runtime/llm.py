@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import overload
 
-from trtllm_replayssm.config import EVERY_BATCH, CudaGraphConfig, ReplayConfig
+from trtllm_replayssm.config import EVERY_BATCH, RANK_TIMEOUT, CudaGraphConfig, ReplayConfig
 from trtllm_replayssm.errors import RequestError
 from trtllm_replayssm.runtime.engine import Engine
 from trtllm_replayssm.runtime.handle import RequestHandle
@@ -66,6 +66,7 @@ class LLM:
         debug: bool = False,
         device_loop: bool | None = None,
         tensor_parallel_size: int = 1,
+        rank_timeout: int = RANK_TIMEOUT,
     ) -> None:
         """Load `model`: a checkpoint directory, or a bundle of TensorRT engines, which needs a GPU. Raises ConfigError,
         CheckpointError and EngineMismatchError.
@@ -82,14 +83,15 @@ class LLM:
         bookkeeping after each step. device_loop: sample, accept and draft on the device, one step ahead of the host,
         for requests that need no penalties, masks, log-probabilities or minimum length; None: on a GPU.
         tensor_parallel_size: devices that share the model's heads, experts and vocabulary, each in a process of its
-        own; on a CPU as many processes.
+        own; on a CPU as many processes. rank_timeout: seconds in which none of them gets further, after which a call
+        fails and names the one that is behind.
         """
         options = ReplicaOptions(
             dtype=dtype, max_batch_size=max_batch_size, max_num_tokens=max_num_tokens, max_seq_len=max_seq_len,
             prefill_chunk=prefill_chunk, speculative=speculative_config, kv_cache=kv_cache_config or KvCacheConfig(),
             replay=replay_config, state_cache=state_cache, seed=seed, device=device, backend=backend,
             plugin_library=plugin_library, kernel_cache=kernel_cache, cuda_graphs=cuda_graph_config, debug=debug,
-            device_loop=device_loop, tensor_parallel_size=tensor_parallel_size,
+            device_loop=device_loop, tensor_parallel_size=tensor_parallel_size, rank_timeout=rank_timeout,
         )  # fmt: skip
         self._start(build_engine(model, tokenizer, options))
 

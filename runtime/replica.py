@@ -12,7 +12,7 @@ from pathlib import Path
 
 from trtllm_replayssm.bundle_parts import bundle_parts, read_parts
 from trtllm_replayssm.checks import require_positive, require_type
-from trtllm_replayssm.config import EVERY_BATCH, CudaGraphConfig, PoolConfig, ReplayConfig
+from trtllm_replayssm.config import EVERY_BATCH, RANK_TIMEOUT, CudaGraphConfig, PoolConfig, ReplayConfig
 from trtllm_replayssm.dtypes import ActivationDtype
 from trtllm_replayssm.errors import ConfigError, UnsupportedError
 from trtllm_replayssm.runtime.ahead import steps_ahead
@@ -46,6 +46,7 @@ from trtllm_replayssm.weights.tensor_parallel import TensorParallel, shard_geome
 DEFAULT_BATCH = 8
 DEFAULT_SEQ_LEN = 4096  # cap of the default only: a slot's keys and values are reserved for all of it
 DEFAULT_STEP_TOKENS = 2048
+MAX_RANK_TIMEOUT = 7 * 24 * 3600  # seconds, for a debugger
 BACKENDS = ("torch",)
 
 
@@ -71,9 +72,11 @@ class ReplicaOptions:
     debug: bool = False
     device_loop: bool | None = None
     tensor_parallel_size: int = 1
+    rank_timeout: int = RANK_TIMEOUT
 
     def __post_init__(self) -> None:
         require_positive("LLM", "tensor_parallel_size", self.tensor_parallel_size)
+        require_positive("LLM", "rank_timeout", self.rank_timeout, most=MAX_RANK_TIMEOUT)
         for name in ("max_batch_size", "max_num_tokens", "max_seq_len", "prefill_chunk"):
             if getattr(self, name) is not None:
                 require_positive("LLM", name, getattr(self, name))
@@ -153,7 +156,7 @@ def build_engine(model: str | Path, tokenizer: object, options: ReplicaOptions) 
 
     session = checkpoint_session(
         checkpoint, replay, pool, state_cache=options.state_cache, device=options.device, debug=options.debug,
-        cuda_graphs=options.cuda_graphs, ranks=options.tensor_parallel_size,
+        cuda_graphs=options.cuda_graphs, ranks=options.tensor_parallel_size, rank_timeout=options.rank_timeout,
     )  # fmt: skip
     return engine_over(session, model, tokenizer, options)
 

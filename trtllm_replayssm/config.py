@@ -11,6 +11,7 @@ from trtllm_replayssm.launches import TunedLaunch, UpdateLaunch
 
 MAX_WINDOW = 64
 MAX_STEP_TOKENS = 16
+RANK_TIMEOUT = 600  # seconds; every call, and every layer of a call that is not replayed, is progress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,7 +26,7 @@ _SECTIONS = ("kv_cache_config", "speculative_config", "cuda_graph_config", "repl
 _REPLAY = {"window": int, "recurrence": StateFormat, "rounding": Rounding, "read": StateFormat}
 _ENGINE = {
     "state_cache": str, "prefill_chunk": int, "device": str, "seed": int, "plugin_library": str, "kernel_cache": str,
-    "device_loop": bool,
+    "device_loop": bool, "rank_timeout": int,
 }  # fmt: skip
 _DRAFTER = ("drafter", "draft_len", "max_matching_ngram_size", "sample_drafts")
 _INTEGERS = frozenset({"max_batch_size", "max_num_tokens", "max_seq_len"})

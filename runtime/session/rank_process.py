@@ -18,22 +18,44 @@ from typing import Any, cast
 
 from torch import distributed
 
+from trtllm_replayssm.config import RANK_TIMEOUT
 from trtllm_replayssm.errors import ConfigError, ReplaySSMError
 from trtllm_replayssm.runtime.session.base import Session
+from trtllm_replayssm.runtime.session.rank_marks import MarkedRanks, RankMarks
 from trtllm_replayssm.runtime.session.rank_watch import ENDED, RankWatch
 from trtllm_replayssm.runtime.session.ranks import ProcessRanks, Ranks
 from trtllm_replayssm.weights.tensor_parallel import TensorParallel
 
-START_LIMIT = timedelta(minutes=10)  # loading a large checkpoint on a slow disk
+START_SECONDS = 600.0  # between two meetings of ranks that start: loading a large checkpoint on a slow disk
 MakeSession = Callable[[Ranks], Session]
 """Makes one rank's session; sent to other processes, so it is a function of a module or a partial of one."""
+_MARKS = "marks"
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """How ranks find each other. folder: of this machine; timeout: what a collective waits by itself."""
+
+    folder: Path
+    backend: str
+    timeout: timedelta
+
+    def join(self, parallel: TensorParallel) -> None:
+        """Wait for the other ranks; from then on collectives reach them."""
+        distributed.init_process_group(
+            self.backend, init_method=f"file://{self.folder / 'store'}", rank=parallel.rank,
+            world_size=parallel.size, timeout=self.timeout,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class RankProcesses:
-    """The further ranks, rank 1 first. connections: one to each. folder: where all ranks found each other."""
+    """The further ranks, rank 1 first. connections: one to each. folder: where all ranks found each other. marks: of
+    all ranks, counted here for the first.
+    """
 
     folder: Path
+    marks: RankMarks
     processes: list[BaseProcess] = field(default_factory=list)
     connections: list[Connection] = field(default_factory=list)
 
@@ -82,12 +104,15 @@ class RankProcesses:
                 _require(rank, connection)
 
 
-def start_ranks(size: int, make: MakeSession, *, backend: str) -> tuple[Session, RankProcesses]:
+def start_ranks(
+    size: int, make: MakeSession, *, backend: str, limit: float = RANK_TIMEOUT
+) -> tuple[Session, RankProcesses]:
     """Start ranks 1..size-1 in processes and rank 0 here -> its session, and the others.
 
-    backend: of torch.distributed, "nccl" or "gloo". The processes are daemons: they end with this one. Raises
-    ConfigError with what a rank met while it started, and where this process has another such replica; what rank 0
-    meets itself is raised as it is, unless another rank's failure is behind it. No process is left then.
+    backend: of torch.distributed, "nccl" or "gloo". limit: seconds after which a watch over the ranks gives up; what
+    they wait for by themselves is longer. The processes are daemons: they end with this one. Raises ConfigError with
+    what a rank met while it started, and where this process has another such replica; what rank 0 meets itself is
+    raised as it is, unless another rank's failure is behind it. No process is left then.
     """
     if distributed.is_initialized():
         raise ConfigError(
@@ -95,21 +120,24 @@ def start_ranks(size: int, make: MakeSession, *, backend: str) -> tuple[Session,
             hint="Shut down the first, or use another process",
         )  # fmt: skip
     context = multiprocessing.get_context("spawn")
-    processes = RankProcesses(Path(tempfile.mkdtemp(prefix="replayssm-ranks-")))
-    store = str(processes.folder / "store")
+    folder = Path(tempfile.mkdtemp(prefix="replayssm-ranks-"))
+    processes = RankProcesses(folder, RankMarks(folder / _MARKS, size, 0))
+    place = Meeting(folder, backend, timedelta(seconds=START_SECONDS + limit))
     try:
         for rank in range(1, size):
             ours, theirs = context.Pipe()
-            arguments = (TensorParallel(size, rank), store, backend, make, theirs)
+            arguments = (TensorParallel(size, rank), place, make, theirs)
             process = context.Process(target=_run, args=arguments, daemon=True, name=f"rank {rank}")
             process.start()
             theirs.close()  # so that the process's end is seen here
             processes.processes.append(process)
             processes.connections.append(ours)
         processes.require()  # they run: only then are they waited for without an end in sight
-        watch = RankWatch(processes.connections, processes.give_up, patience=0.0)
+        watch = RankWatch(
+            processes.connections, processes.give_up, patience=0.0, marks=processes.marks, limit=START_SECONDS
+        )
         try:
-            session = _first_session(processes, watch, TensorParallel(size, 0), store, backend, make)
+            session = _first_session(processes, watch, TensorParallel(size, 0), place, make)
         finally:
             watch.stop()
         if watch.culprit is not None:
@@ -122,12 +150,12 @@ def start_ranks(size: int, make: MakeSession, *, backend: str) -> tuple[Session,
 
 
 def _first_session(
-    others: RankProcesses, watch: RankWatch, parallel: TensorParallel, store: str, backend: str, make: MakeSession
+    others: RankProcesses, watch: RankWatch, parallel: TensorParallel, place: Meeting, make: MakeSession
 ) -> Session:
     try:
         with watch:
-            _join(parallel, store, backend)
-            return make(ProcessRanks(parallel))
+            place.join(parallel)
+            return make(MarkedRanks(ProcessRanks(parallel), others.marks))
     except ReplaySSMError:
         raise
     except Exception:  # of a collective, say, that another rank's end broke: the cause is there
@@ -137,13 +165,16 @@ def _first_session(
         raise
 
 
-def serve(session: Session, connection: Connection) -> None:
-    """Answer calls (method, arguments, keywords, wanted) with (error text or None, answer if wanted) until hung up."""
+def serve(session: Session, connection: Connection, mark: Callable[[], None] = lambda: None) -> None:
+    """Answer calls (method, arguments, keywords, wanted) with (error text or None, answer if wanted) until hung up;
+    mark: that a call has come.
+    """
     while True:
         try:
             method, arguments, keywords, wanted = connection.recv()
         except (EOFError, OSError):
             return
+        mark()
         error: str | None = None
         answer: Any = None
         try:
@@ -156,28 +187,24 @@ def serve(session: Session, connection: Connection) -> None:
             return
 
 
-def _run(parallel: TensorParallel, store: str, backend: str, make: MakeSession, connection: Connection) -> None:
+def _run(parallel: TensorParallel, place: Meeting, make: MakeSession, connection: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal: the first rank may finish requests
+    marks = RankMarks(place.folder / _MARKS, parallel.size, parallel.rank)
     connection.send((None, None))
+    marks.add()  # as the first rank does where its watch begins
     try:
-        _join(parallel, store, backend)
-        session = make(ProcessRanks(parallel))
+        place.join(parallel)
+        session = make(MarkedRanks(ProcessRanks(parallel), marks))
     except Exception as met:
         with suppress(OSError):
             connection.send((f"{type(met).__name__}: {met}", None))
         raise
     connection.send((None, None))
-    serve(session, connection)
+    serve(session, connection, marks.add)
     session.close()
     del session  # its recorded graphs first: they hold the communicators
     gc.collect()
     distributed.destroy_process_group()
-
-
-def _join(parallel: TensorParallel, store: str, backend: str) -> None:
-    distributed.init_process_group(
-        backend, init_method=f"file://{store}", rank=parallel.rank, world_size=parallel.size, timeout=START_LIMIT
-    )
 
 
 def _require(rank: int, connection: Connection) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
-from trtllm_replayssm.config import PoolConfig, ReplayConfig
+from trtllm_replayssm.config import RANK_TIMEOUT, PoolConfig, ReplayConfig
 from trtllm_replayssm.errors import ContractError, InvariantError
 from trtllm_replayssm.runtime.session.base import (
     DecodeRow,
@@ -20,6 +20,7 @@ from trtllm_replayssm.runtime.session.base import (
     SlotCursors,
     SlotSnapshot,
 )
+from trtllm_replayssm.runtime.session.rank_marks import RankMarks
 from trtllm_replayssm.runtime.session.rank_watch import ENDED, PATIENCE, RankWatch
 from trtllm_replayssm.shapes import ModelGeometry
 
@@ -61,17 +62,19 @@ class SharedSession:
 
     def __init__(
         self, own: Session, workers: Sequence[Connection], geometry: ModelGeometry, hang_up: Callable[[], None],
-        give_up: Callable[[], None], *, patience: float = PATIENCE,
+        give_up: Callable[[], None], *, patience: float = PATIENCE, marks: RankMarks | None = None,
+        limit: float = RANK_TIMEOUT,
     ) -> None:  # fmt: skip
         """geometry: of the whole model. workers: one connection per further rank, see `rank_process.serve`; hang_up:
-        ends them. give_up, patience: as `RankWatch`, for a rank that fails while this one waits for it.
+        ends them. give_up, patience, marks, limit: as `RankWatch`, for a rank that fails, or that does not go on, while
+        this one waits for it.
         """
         self.geometry = geometry
         self.replay: ReplayConfig = own.replay
         self.pool: PoolConfig = own.pool
         self._own = own
         self._workers = list(workers)
-        self._watch = RankWatch(workers, give_up, patience=patience)
+        self._watch = RankWatch(workers, give_up, patience=patience, marks=marks, limit=limit)
         self._closer = weakref.finalize(self, _close, self._watch, hang_up)
 
     def close(self) -> None:
@@ -221,7 +224,7 @@ class SharedSession:
         for rank in range(1, 1 + len(self._workers)):
             reply = self._watch.answer(rank)
             if reply is None:
-                raise _failed(method, rank, ENDED)
+                raise _failed(method, *(self._watch.culprit or (rank, ENDED)))
             replies.append(reply)
         return replies
 

@@ -53,7 +53,7 @@ def test_every_key_arrives_where_it_acts() -> None:
             "replayssm": {
                 "window": 8, "recurrence": "fp8", "rounding": "nearest", "read": "nvfp4", "state_cache": "conventional",
                 "prefill_chunk": 5, "device": "cuda:1", "seed": 9, "drafter": "ngram", "draft_len": 4,
-                "device_loop": False, "kernel_cache": "/k",
+                "device_loop": False, "kernel_cache": "/k", "rank_timeout": 60,
                 "max_matching_ngram_size": 2, "limits": {"max_n": 2, "drain_seconds": 1.5},
             },
         }
@@ -62,6 +62,7 @@ def test_every_key_arrives_where_it_acts() -> None:
         "max_batch_size": 3, "max_num_tokens": 99, "max_seq_len": 77, "dtype": "float32", "tokenizer": "/x",
         "kv_cache_config": KvCacheConfig(max_tokens=400), "state_cache": "conventional", "prefill_chunk": 5,
         "device": "cuda:1", "seed": 9, "device_loop": False, "kernel_cache": "/k", "tensor_parallel_size": 2,
+        "rank_timeout": 60,
         "speculative_config": NGramDecodingConfig(max_draft_len=4, max_matching_ngram_size=2),
         "replay_config": ReplayConfig(
             window=8, recurrence=StateFormat.FP8, recurrence_rounding=Rounding.NEAREST, read=StateFormat.NVFP4
