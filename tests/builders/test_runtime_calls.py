@@ -35,8 +35,8 @@ OURS_OR_TORCH = {
     "run", "programs", "values", "steps", "engine", "build", "flavour", "tensorrt_version", "cuda", "current_stream",
     "cuda_stream", "items", "shape", "is_contiguous", "stride", "data_ptr", "numel", "empty", "uint8", "read_bytes",
     "name", "append", "device", "type", "context", "shapes", "addresses", "profile", "get", "tell", "give_to", "save",
-    "Size", "__init__", "__name__", "__version__", "replace", "getLogger", "warning", "is_file", "with_name", "getpid",
-    "write_bytes",
+    "Size", "__init__", "__name__", "__version__", "getLogger", "warning", "is_file", "is_dir", "parent",
+    "replace", "write", "strerror",
 }  # fmt: skip
 
 
