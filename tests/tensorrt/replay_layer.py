@@ -35,6 +35,25 @@ def multiprocessors() -> int:
     return int(torch.cuda.get_device_properties(0).multi_processor_count)
 
 
+def conv_fields(channels: int, offset: int, act: torch.dtype = torch.bfloat16) -> dict[str, int | float]:
+    """Of a convolution of so many channels behind `offset` others, 4 taps, steps of up to 4 tokens."""
+    return {
+        "channels": channels, "kernel": 4, "max_step_tokens": 4, "layer": 3, "activation": int(ACTIVATION_CODES[act]),
+        "x_offset": offset,
+    }  # fmt: skip
+
+
+def convolved(library: _abi.Library, tensors: dict[str, Tensor], offset: int, *, prompt: bool) -> Tensor:
+    """What the convolution writes; tensors: those of its plugin by their names there, position for cursor_position."""
+    x, window = tensors["x"][..., offset:], tensors["window"]
+    out = torch.full(x.shape, float("nan"), dtype=x.dtype, device=x.device)
+    given = {name: tensors[name] for name in ("slot", "num_tokens", "position", "bias")}
+    given |= {"x": x, "weight": tensors["weight"][:, 0], "window": window, "out": out}
+    args = _abi.Conv1dArgs(flags=0, **{name: harness.view(tensor) for name, tensor in given.items()})
+    (library.conv1d_prefill if prompt else library.conv1d_update)(args, harness.Pool._stream())
+    return out
+
+
 class RecordedLayer:
     """Slots with 0, 3, 7, 8 and 1 committed records, and so on; the calls so far become a `PluginCase`.
 
@@ -84,12 +103,17 @@ class RecordedLayer:
         read = [] if self.state.read_copy is None else self.state.read_copy.tensors()
         return [*self.state.checkpoint.tensors(), *read, *self.state.ring_tensors(), self.carry]
 
-    def projections(self, rows: int, tokens: int) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """Two projections [rows, tokens, C] and the arguments that are ranges of them."""
+    @property
+    def channels(self) -> int:
+        """Of the first projection."""
+        return self.shape.inner + 2 * self.shape.groups * self.shape.state_dim
+
+    def projections(self, mixed: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """The second projection beside `mixed` [rows, tokens, C], and the arguments that are ranges of both."""
         s = self.shape
+        rows, tokens, _ = mixed.shape
         keys = ("q", "k", "value") if self.gdn else ("value", "k", "q")
         sizes = {"value": (s.heads, s.head_dim), "k": (s.groups, s.state_dim), "q": (s.groups, s.state_dim)}
-        mixed = self.normal(rows, tokens, s.inner + 2 * s.groups * s.state_dim).to(self.act)
         rates = 0.2 * self.uniform(rows, tokens, s.heads * (2 if self.gdn else 1))
         views, start = {}, 0
         for name in keys:
@@ -101,12 +125,19 @@ class RecordedLayer:
             views |= {"log_decay": rates[..., : s.heads], "beta": rates[..., s.heads :]}
         else:
             views["dt"] = rates
-        return mixed, rates, views
+        return rates, views
 
-    def call(self, slots: list[int], counts: list[int], tokens: int, *, flags: list[int] | None = None) -> None:
-        """One step, or one prompt chunk where flags (of its rows) are given; the cursors of a step do not move."""
+    def call(
+        self, slots: list[int], counts: list[int], tokens: int, *, flags: list[int] | None = None,
+        mixed: Tensor | None = None,
+    ) -> None:  # fmt: skip
+        """One step, or one prompt chunk where flags (of its rows) are given; the cursors of a step do not move.
+
+        mixed [rows, tokens, C]: the first projection, random without.
+        """
         rows, device = len(slots), "cuda"
-        mixed, rates, views = self.projections(rows, tokens)
+        mixed = self.normal(rows, tokens, self.channels).to(self.act) if mixed is None else mixed
+        rates, views = self.projections(mixed)
         index = {"slot": slots, "num_tokens": counts, "row_flags": flags or [0] * rows,
                  "carry_index": [row % CARRIES for row in range(rows)]}  # fmt: skip
         given = {name: torch.tensor(values, dtype=torch.int32, device=device) for name, values in index.items()}

@@ -30,7 +30,7 @@ if REASON is None:
     import torch
     from torch import Tensor
 
-    from tests.tensorrt.plugin_cases import PluginCase
+    from tests.tensorrt.plugin_cases import Call, PluginCase, PluginProgram
     from trtllm_replayssm.ops import native_experts
     from trtllm_replayssm.ops.layer_state import StepRows
     from trtllm_replayssm.runtime.session.expert_stacks import stack
@@ -149,6 +149,32 @@ def test_the_plugin_sums_as_the_library_does(case: LayerCase, part: str, gpu_hos
         outputs.append(out)
     plugin = PluginCase("MoeExperts", expert_fields(case, last - first), steps, [], [(torch.bfloat16, case.width)])
     plugin.check(gpu_host, tmp_path, outputs, [])
+
+
+@pytest.mark.parametrize("case", CASES[-2:], ids=str)
+def test_experts_follow_their_router(case: LayerCase, gpu_host: Path, tmp_path: Path) -> None:
+    """Both plugins as one program, also as one graph: what the router of this step chose is what the experts read."""
+    made = Steps(case)
+    stacks, outputs, steps = made.stacks(0, case.experts), [], []
+    x = made.layer.x.cuda()
+    for logits, rows, ids, weights in zip(made.logits, made.rows, made.ids, made.weights, strict=True):
+        outputs.append(native_experts.experts(x, ids, weights, stacks))
+        steps.append({"logits": logits, "slot": rows.slot, "num_tokens": rows.num_tokens})
+    packed = {f"packed {i}": tensor for i, tensor in enumerate(packed_inputs(stacks))}
+    start = {"bias": made.bias, "x": x.view(ROWS, case.tokens, -1), **packed}
+    between = {
+        "ids": torch.empty(ROWS, case.tokens, case.top_k, dtype=torch.int32),
+        "weights": torch.empty(ROWS, case.tokens, case.top_k),
+        "out": torch.empty(ROWS, case.tokens, case.width, dtype=torch.bfloat16),
+    }
+    fields = {**expert_fields(case, case.experts), "x_offset": 0, "ids_offset": 0, "weights_offset": 0}
+    calls = [
+        Call(
+            "MoeRoute", route_fields(case, made.shape), ["logits", "slot", "num_tokens", "bias"], [], ["ids", "weights"]
+        ),
+        Call("MoeExperts", fields, ["x", "ids", "weights", *packed], [], ["out"]),
+    ]
+    PluginProgram(calls, start, between, steps, ["out"], []).check(gpu_host, tmp_path, outputs, [])
 
 
 @pytest.mark.parametrize(("rows", "tokens"), [(0, 1), (3, 0)])

@@ -25,7 +25,7 @@ if REASON is None:
     import torch
 
     from tests.tensorrt.plugin_cases import PluginCase
-    from tests.tensorrt.replay_layer import ACTIVATION_CODES, RecordedLayer
+    from tests.tensorrt.replay_layer import RecordedLayer, conv_fields, convolved
 
 FP32, FP16, FP8, FP4 = StateFormat.FLOAT32, StateFormat.FLOAT16, StateFormat.FP8, StateFormat.NVFP4
 NARROW = [
@@ -85,14 +85,6 @@ def test_empty_steps_leave_every_state(
     case.check(gpu_host, tmp_path, outputs, before)
 
 
-def conv_fields(act: torch.dtype, offset: int) -> dict[str, int | float]:
-    """96 channels behind `offset` others, 4 taps, steps of up to 4 tokens."""
-    return {
-        "channels": 96, "kernel": 4, "max_step_tokens": 4, "layer": 3, "activation": int(ACTIVATION_CODES[act]),
-        "x_offset": offset,
-    }  # fmt: skip
-
-
 @pytest.mark.parametrize("activation", ["bfloat16", "float16"])
 @pytest.mark.parametrize("prompt", [False, True])
 def test_the_convolution(prompt: bool, activation: str, library: _abi.Library, gpu_host: Path, tmp_path: Path) -> None:
@@ -110,14 +102,11 @@ def test_the_convolution(prompt: bool, activation: str, library: _abi.Library, g
     for counts in ([width, width, 0, 1], [1, width, width, width - 1]):
         x, slot, count = normal(4, width, offset + channels).to(act), ints([4, -1, 0, 3]), ints(counts)
         steps.append([x, slot, count, ints([0] * (1 + prompt)), position.clone(), weight, bias])
-        out = torch.full((4, width, channels), float("nan"), dtype=act, device="cuda")
-        tensors = {"slot": slot, "num_tokens": count, "position": position, "x": x[..., offset:],
-                   "weight": weight[:, 0], "bias": bias, "window": window, "out": out}  # fmt: skip
-        args = _abi.Conv1dArgs(flags=0, **{name: harness.view(tensor) for name, tensor in tensors.items()})
-        (library.conv1d_prefill if prompt else library.conv1d_update)(args, harness.Pool._stream())
-        outputs.append(out)
+        tensors = {"x": x, "slot": slot, "num_tokens": count, "position": position}
+        tensors |= {"weight": weight, "bias": bias, "window": window}
+        outputs.append(convolved(library, tensors, offset, prompt=prompt))
         position += ints([counts[2], 0, 0, counts[3], counts[0]])
-    case = PluginCase("CausalConv1dReplay", conv_fields(act, offset), steps, [start], [(act, channels)])
+    case = PluginCase("CausalConv1dReplay", conv_fields(channels, offset, act), steps, [start], [(act, channels)])
     case.check(gpu_host, tmp_path, outputs, [window])
 
 
@@ -130,7 +119,7 @@ def test_an_empty_step_moves_no_window_and_no_cursor(
     weight, bias, window = torch.ones(96, 1, 4), torch.ones(96), torch.ones(5, 7, 96).bfloat16()
     x, position = torch.ones(rows, tokens, 112).bfloat16(), ints([0, 3, 90, 31, 2])
     step, result = [x, slot, none, kind, position, weight, bias], (torch.bfloat16, 96)
-    case = PluginCase("CausalConv1dReplay", conv_fields(torch.bfloat16, 16), [step], [window], [result])
+    case = PluginCase("CausalConv1dReplay", conv_fields(96, 16), [step], [window], [result])
     case.check(gpu_host, tmp_path, [], [window])
     cursors = [ints([0, 3, 8, 5, 1]), ints([0, 3, 7, 8, 1]), position]
     step = [x, slot, none, none, kind]

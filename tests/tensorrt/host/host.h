@@ -140,6 +140,6 @@ std::vector<char> garbage(const Input& input, int kind, uint32_t place);
 void checkLifeCycle(const Case& c);
 void checkFields(const Case& c);
 void checkRefusals(const Case& c);
-int runOnDevice(const char* plugin, const char* file);
+int runOnDevice(const char* file);
 
 }  // namespace host

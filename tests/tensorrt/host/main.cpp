@@ -1,7 +1,7 @@
 // Drives the plugin library as TensorRT would, without a TensorRT builder. Built once per TensorRT major version.
 //   plugin_host PLUGINS.so                     life cycle, fields and refusals of every plugin
 //   plugin_host PLUGINS.so LEAN.so             the same, the creators taken from the runtime's own registry
-//   plugin_host PLUGINS.so --run NAME FILE [LEAN.so]   enqueue on a GPU with the tensors of FILE (see device.cpp)
+//   plugin_host PLUGINS.so --run FILE [LEAN.so]        enqueue on a GPU with the tensors of FILE (see device.cpp)
 // Exits 0 when every check held; each failure is one line.
 #include "host.h"
 
@@ -62,9 +62,9 @@ int main(int argc, char** argv) {
   auto setLog = reinterpret_cast<void (*)(rssm_trt_log)>(dlsym(plugins, "rssm_trt_set_log"));
   if (setLog == nullptr || !host::listCreators(plugins)) return 1;
   setLog(host::keepReport);
-  if (argc >= 5 && std::strcmp(argv[2], "--run") == 0) {
-    if (argc > 5 && !host::loadThroughRegistry(argv[5], argv[1])) return 1;
-    return host::runOnDevice(argv[3], argv[4]);
+  if (argc >= 4 && std::strcmp(argv[2], "--run") == 0) {
+    if (argc > 4 && !host::loadThroughRegistry(argv[4], argv[1])) return 1;
+    return host::runOnDevice(argv[3]);
   }
   if (argc == 3 && !host::loadThroughRegistry(argv[2], argv[1])) return 1;
   int checked = 0;
