@@ -105,8 +105,8 @@ class TensorRtSession(TorchSession):
         kernel_cache: str | Path | None = None, cuda_graphs: CudaGraphConfig | None = EVERY_BATCH,
     ) -> TensorRtSession:  # fmt: skip
         """Check a bundle, or a rank's part of one, and load it; plugin_library: for engines with plugins. kernel_cache:
-        a file that `warm_up` leaves what tensorrt_rtx has compiled in, and that the bundle's next session on this GPU
-        starts from.
+        a file that `warm_up` and `close` leave what tensorrt_rtx has compiled in, and that the bundle's next session on
+        this GPU starts from.
 
         Raises EngineMismatchError when bundle, rank, library and GPU do not fit.
         """
@@ -123,6 +123,11 @@ class TensorRtSession(TorchSession):
     def warm_up(self) -> None:
         """See `Session.warm_up`."""
         super().warm_up()
+        self._engines.save_kernels()
+
+    def close(self) -> None:
+        """See `Session.close`: what steps that are not recorded have compiled since the warm-up is kept too."""
+        super().close()
         self._engines.save_kernels()
 
     def free(self, slot: int) -> None:
