@@ -23,8 +23,18 @@ from trtllm_replayssm.builders.parameters import Parameters, RankParameters, mat
 from trtllm_replayssm.builders.plugin_layers import PluginOps
 from trtllm_replayssm.builders.profiles import make_profiles
 from trtllm_replayssm.builders.segments import Needs, ProgramBuilder, Segment
-from trtllm_replayssm.builders.trace import COMMIT_PROGRAM, MAIN, trace
-from trtllm_replayssm.manifest import FORMAT_VERSION, BuildInfo, Manifest, file_digest, to_json, write_manifest
+from trtllm_replayssm.builders.trace import trace
+from trtllm_replayssm.manifest import (
+    COMMIT_PROGRAM,
+    FORMAT_VERSION,
+    MAIN,
+    BuildInfo,
+    EngineMemory,
+    Manifest,
+    file_digest,
+    to_json,
+    write_manifest,
+)
 from trtllm_replayssm.params import ParamRole
 from trtllm_replayssm.weights.matrix import MatrixFormat
 
@@ -87,7 +97,8 @@ def build(
         files = {str(p.relative_to(work)): file_digest(p) for p in sorted(work.rglob("*")) if p.is_file()}
         manifest = Manifest(
             format_version=FORMAT_VERSION, build=info, geometry=parameters.geometry, replay=options.replay,
-            profiles=run.profiles, programs=programs, files=files,
+            profiles=run.profiles, programs=programs,
+            memory={r.engine: EngineMemory(shared=r.scratch_bytes, own=r.kept_bytes) for r in run.records}, files=files,
         )  # fmt: skip
         write_manifest(work, manifest)
     return BuildReport(manifest=manifest, records=tuple(run.records))

@@ -17,7 +17,8 @@ _LAYER = re.compile(
     r"Outputs: \[(?P<outputs>.*?)\], TacticName: (?P<tactic>.*?), StreamId: \d+.*?, Metadata: (?P<metadata>.*)$",
 )
 _TENSOR = re.compile(r"\{ Name: (.*?), Dimensions: \[(.*?)\],.*?Datatype: (\w+), Format")
-_SCRATCH = re.compile(r"^Max Scratch Memory: (\d+) bytes")
+_SCRATCH = re.compile(r"^Total Activation Memory: (\d+) bytes")  # scratch of layers, and tensors between them
+_KEPT = re.compile(r"^Total Device Persistent Memory: (\d+) bytes")
 _PROFILE = re.compile(r"_myl(\d+)_\d+$")
 _SEPARATOR = "\x1f"  # between the names of network layers that became one
 _MATMULS = ("gemm", "runtime_fusion")
@@ -64,28 +65,34 @@ class EngineLayer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineRecord:
-    """scratch_bytes: by profile number; quantised: matmul layers of the network with quantised weights -> format."""
+    """scratch_bytes: of an execution context by profile number, while it runs; kept_bytes: while it exists; quantised:
+    matmul layers of the network with quantised weights -> format.
+    """
 
     engine: str
     label: str
     bytes: int
     seconds: float
     scratch_bytes: tuple[int, ...]
+    kept_bytes: tuple[int, ...]
     quantised: dict[str, MatrixFormat]
     layers: tuple[EngineLayer, ...]
 
 
-def parse_messages(messages: Iterable[str]) -> tuple[tuple[EngineLayer, ...], tuple[int, ...]]:
-    """(layers, scratch bytes by profile) of one build's messages."""
+def parse_messages(messages: Iterable[str]) -> tuple[tuple[EngineLayer, ...], tuple[int, ...], tuple[int, ...]]:
+    """(layers, scratch bytes by profile, kept bytes by profile) of one build's messages."""
     layers: list[EngineLayer] = []
     scratch: list[int] = []
+    kept: list[int] = []
     for message in messages:
         for line in message.split("\n"):
             if (found := _LAYER.match(line)) is not None:
                 layers.append(_layer(found))
             elif (size := _SCRATCH.match(line)) is not None:
                 scratch.append(int(size[1]))
-    return tuple(layers), tuple(scratch)
+            elif (size := _KEPT.match(line)) is not None:
+                kept.append(int(size[1]))
+    return tuple(layers), tuple(scratch), tuple(kept)
 
 
 def quantised_layers(record: EngineRecord, profile: int) -> dict[str, MatrixFormat]:

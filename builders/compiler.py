@@ -63,10 +63,10 @@ class Compiler:
                 "build", segment.label, expected=f"an engine for {self._flavour.target}", got=self._complaint(),
                 hint=self._flavour.elsewhere,
             )  # fmt: skip
-        layers, scratch = parse_messages(text for _, text in self._messages)
+        layers, scratch, kept = parse_messages(text for _, text in self._messages)
         return EngineRecord(
             engine=engine, label=segment.label, bytes=path.stat().st_size, seconds=time.monotonic() - began,
-            scratch_bytes=scratch, quantised=quantised_constants(segment.network), layers=layers,
+            scratch_bytes=scratch, kept_bytes=kept, quantised=quantised_constants(segment.network), layers=layers,
         )  # fmt: skip
 
     def _config(self, segment: Segment) -> Any:

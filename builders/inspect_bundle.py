@@ -51,7 +51,7 @@ def summarise_bundle(directory: Path) -> dict[str, Any]:
             "engine_bytes": sum(record.bytes for record in records),
             "largest_engine_bytes": max(record.bytes for record in records),
             "scratch_bytes": {
-                name: max((r.scratch_bytes[i] for r in records if i < len(r.scratch_bytes)), default=0)
+                name: max((m.shared[i] for m in manifest.memory.values() if i < len(m.shared)), default=0)
                 for i, name in enumerate(manifest.profiles)
             },
             "weights_beside_bytes": sum(p.stat().st_size for p in (directory / "weights").glob("*")),

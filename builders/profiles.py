@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 from trtllm_replayssm.bindings import Dim
 from trtllm_replayssm.errors import ConfigError, InvariantError
-from trtllm_replayssm.manifest import Profile
+from trtllm_replayssm.manifest import CONTEXT, GENERATION, VERIFY, Profile
 
-CONTEXT, GENERATION, VERIFY = "context", "generation", "verify"
 DECODE_PHASE, PROMPT_PHASE = 1, 2
 
 

@@ -10,9 +10,8 @@ from trtllm_replayssm.builders.network import Network
 from trtllm_replayssm.builders.parameters import HollowParameters, Parameters
 from trtllm_replayssm.builders.segments import Needs, ProgramBuilder, Segment
 from trtllm_replayssm.builders.trt_graph import TrtGraph
+from trtllm_replayssm.manifest import MAIN, MTP
 from trtllm_replayssm.models import model_of
-
-MAIN, MTP, COMMIT_PROGRAM = "main", "mtp", "commit"
 
 
 def trace(

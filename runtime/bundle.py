@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trtllm_replayssm.bundle_parts import rank_folder
-from trtllm_replayssm.config import CudaGraphConfig, PoolConfig, ReplayConfig
-from trtllm_replayssm.dtypes import ActivationDtype
+from trtllm_replayssm.config import CudaGraphConfig, ReplayConfig
 from trtllm_replayssm.errors import ConfigError
 from trtllm_replayssm.manifest import Manifest
 from trtllm_replayssm.runtime.checkpoint_session import rank_device, require_devices, shared_session
 from trtllm_replayssm.runtime.replica import ReplicaOptions, require_fit
 from trtllm_replayssm.runtime.session.base import Session
+from trtllm_replayssm.runtime.session.tensorrt_contexts import context_memory
 from trtllm_replayssm.weights.tensor_parallel import TensorParallel, shard_geometry
 
 if TYPE_CHECKING:  # torch is imported when a session is made, not before
@@ -72,14 +72,10 @@ def bundle_session(parts: Sequence[Path], manifest: Manifest, options: ReplicaOp
     and bundle do not fit.
     """
     _require_gpu(manifest, options)
-    pool = PoolConfig(
-        slots=options.batch, max_seq_len=manifest.build.max_seq_len,
-        activation=ActivationDtype(manifest.build.activation),
-    )  # fmt: skip
-    ranks = manifest.build.tp_size
-    engines = sum(path.stat().st_size for path in parts[0].rglob("*") if path.is_file())
+    pool, ranks = manifest.pool(options.batch), manifest.build.tp_size
     geometry = shard_geometry(manifest.geometry, TensorParallel(ranks))
-    require_fit(geometry, manifest.replay, pool, options, engines)
+    contexts = context_memory(manifest, options.batch, options.cuda_graphs if options.device != "cpu" else None)
+    require_fit(geometry, manifest.replay, pool, options, file_bytes(parts[0]), contexts.total)
     if ranks == 1:
         from trtllm_replayssm.runtime.session.tensorrt_session import TensorRtSession
 
@@ -93,6 +89,11 @@ def bundle_session(parts: Sequence[Path], manifest: Manifest, options: ReplicaOp
         plugin_library=options.plugin_library, kernel_cache=options.kernel_cache, cuda_graphs=options.cuda_graphs,
     )  # fmt: skip
     return shared_session(make, ranks, options.device, manifest.geometry, options.rank_timeout)
+
+
+def file_bytes(part: Path) -> int:
+    """What a rank's part takes on a device when it is loaded, without execution contexts: its files."""
+    return sum(path.stat().st_size for path in part.rglob("*") if path.is_file())
 
 
 def rank_bundle_session(

@@ -15,19 +15,20 @@ _LOG = logging.getLogger(__name__)
 
 def plan_replica(
     geometry: ModelGeometry, replay: ReplayConfig, pool: PoolConfig, *, device: str, weights: int, conventional: bool,
-    prompt_tokens: int, fraction: float, drawn_drafts: bool = False,
+    prompt_tokens: int, fraction: float, drawn_drafts: bool = False, contexts: int = 0,
 ) -> MemoryPlan | None:  # fmt: skip
     """The plan of a replica on a device as it is now; None where the device does not say what it has free.
 
-    weights: bytes that loading the model will take there. drawn_drafts: see `plan_memory`. Raises ConfigError for a
-    device that is not there.
+    weights: bytes that loading the model will take there. drawn_drafts, contexts: see `plan_memory`. Raises
+    ConfigError for a device that is not there.
     """
     free = free_host_bytes() if device == "cpu" else free_device_bytes(device)
     if free is None:
         return None
     return plan_memory(
-        geometry, replay, pool, memory=free, weights=weights, conventional=conventional, prompt_tokens=prompt_tokens,
-        fraction=fraction, reserve=0 if device == "cpu" else LIBRARY_BYTES, drawn_drafts=drawn_drafts,
+        geometry, replay, pool, memory=free, weights=weights, contexts=contexts, conventional=conventional,
+        prompt_tokens=prompt_tokens, fraction=fraction, reserve=0 if device == "cpu" else LIBRARY_BYTES,
+        drawn_drafts=drawn_drafts,
     )  # fmt: skip
 
 

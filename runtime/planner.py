@@ -22,13 +22,15 @@ LIBRARY_BYTES = GIB  # what CUDA, its libraries' workspaces and recorded graphs 
 class MemoryPlan:
     """What lies where, in bytes.
 
-    memory: free on the device before anything is loaded. weights: all parameters. prompt: the largest pass over prompt
-    tokens. reserve: libraries and graphs. fraction: share of the rest that slots may take. slot: one slot by kind;
-    row: what a decode or verify step needs for each slot's row (activations and logits).
+    memory: free on the device before anything is loaded. weights: all parameters. contexts: execution contexts of
+    engines. prompt: the largest pass over prompt tokens. reserve: libraries and graphs. fraction: share of the rest
+    that slots may take. slot: one slot by kind; row: what a decode or verify step needs for each slot's row
+    (activations and logits).
     """
 
     memory: int
     weights: int
+    contexts: int
     prompt: int
     reserve: int
     fraction: float
@@ -38,7 +40,7 @@ class MemoryPlan:
     @property
     def rest(self) -> int:
         """Bytes that are left for slots and their rows; negative when not even the weights fit."""
-        return self.memory - self.weights - self.prompt - self.reserve
+        return self.memory - self.weights - self.contexts - self.prompt - self.reserve
 
     @property
     def slots(self) -> int:
@@ -47,18 +49,19 @@ class MemoryPlan:
 
     def need(self, slots: int) -> int:
         """Bytes that so many slots take with everything beside them but the libraries."""
-        return self.weights + self.prompt + slots * (self.slot.total + self.row)
+        return self.weights + self.contexts + self.prompt + slots * (self.slot.total + self.row)
 
     def require(self, slots: int) -> None:
         """Raise ConfigError, with every number, when so many slots do not fit."""
         if slots <= self.slots:
             return
         need = slots * (self.slot.total + self.row)
+        engines = f"{self.contexts} of execution contexts, " if self.contexts else ""
         raise ConfigError(
             "LLM", "max_batch_size",
             expected=f"at most {self.slots} slots: {self.memory} bytes of free memory, less {self.weights} of weights, "
-            f"{self.prompt} for prompts and {self.reserve} in reserve, times {self.fraction:g}, hold {self.slots} of "
-            f"{self.slot.total} + {self.row} bytes",
+            f"{engines}{self.prompt} for prompts and {self.reserve} in reserve, times {self.fraction:g}, hold "
+            f"{self.slots} of {self.slot.total} + {self.row} bytes",
             got=f"{slots} (need {need} bytes)",
             hint="Lower max_batch_size, max_seq_len or the draft length, raise free_gpu_memory_fraction, or keep the "
             "recurrent state in a smaller format",
@@ -68,8 +71,8 @@ class MemoryPlan:
         """(what, bytes) for people to read, without kinds that take nothing."""
         kinds = ("checkpoint", "read_copy", "snapshots", "rings", "conv_windows", "kv", "cursors")
         rows = [
-            ("free memory", self.memory), ("weights", self.weights), ("a pass over prompts", self.prompt),
-            ("libraries and graphs", self.reserve),
+            ("free memory", self.memory), ("weights", self.weights), ("execution contexts", self.contexts),
+            ("a pass over prompts", self.prompt), ("libraries and graphs", self.reserve),
             (f"for slots ({self.fraction:.0%})", max(0, int(self.rest * self.fraction))),
             *((f"slot: {kind.replace('_', ' ')}", getattr(self.slot, kind)) for kind in kinds),
             ("slot: its row of a step", self.row),
@@ -84,20 +87,21 @@ class MemoryPlan:
 
 def plan_memory(
     geometry: ModelGeometry, replay: ReplayConfig, pool: PoolConfig, *, memory: int, weights: int,
-    conventional: bool = False, prompt_tokens: int = 2048, fraction: float = 0.9, reserve: int = LIBRARY_BYTES,
-    drawn_drafts: bool = False,
+    contexts: int = 0, conventional: bool = False, prompt_tokens: int = 2048, fraction: float = 0.9,
+    reserve: int = LIBRARY_BYTES, drawn_drafts: bool = False,
 ) -> MemoryPlan:  # fmt: skip
     """The plan of one replica; pool.slots is not used.
 
-    memory: bytes free before the weights are loaded; weights: their bytes on the device; prompt_tokens: of one pass.
+    memory: bytes free before the weights are loaded; weights: their bytes on the device; contexts: bytes of
+    engines' execution contexts; prompt_tokens: of one pass.
     drawn_drafts: drafts are drawn on the device, whose distributions, and those they are held against, are float32.
     """
     itemsize = pool.activation.itemsize
     token = pass_bytes(geometry, itemsize)
     logits = geometry.vocab * (8 + itemsize)  # in the activation type, in float32, and kept outside recorded graphs
     return MemoryPlan(
-        memory=memory, weights=weights, prompt=prompt_tokens * token, reserve=reserve, fraction=fraction,
-        slot=pool_slot_bytes(geometry, replay, pool, conventional=conventional),
+        memory=memory, weights=weights, contexts=contexts, prompt=prompt_tokens * token, reserve=reserve,
+        fraction=fraction, slot=pool_slot_bytes(geometry, replay, pool, conventional=conventional),
         row=replay.max_step_tokens * (token + logits + (12 * geometry.vocab if drawn_drafts else 0)),
     )  # fmt: skip
 

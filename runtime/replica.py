@@ -200,15 +200,16 @@ def make_drafter(speculative: SpeculativeConfig | None, session: Session) -> Dra
 
 
 def require_fit(
-    geometry: ModelGeometry, replay: ReplayConfig, pool: PoolConfig, options: ReplicaOptions, weights: int
-) -> None:
+    geometry: ModelGeometry, replay: ReplayConfig, pool: PoolConfig, options: ReplicaOptions, weights: int,
+    contexts: int = 0,
+) -> None:  # fmt: skip
     """Raise ConfigError where settings ask for a head that is not there, or for more memory than there is.
 
-    weights: bytes that the model takes on the device.
+    weights: bytes that the model takes on the device; contexts: those of engines' execution contexts.
     """
     require_slots(pool.slots, pool.max_seq_len, options.kv_cache.max_tokens)
     _require_head(options.speculative, geometry)
-    plan = _plan(geometry, replay, pool, options, weights)
+    plan = _plan(geometry, replay, pool, options, weights, contexts)
     if plan is not None:
         require_plan(plan, pool.slots)
 
@@ -225,10 +226,11 @@ def _require_head(speculative: SpeculativeConfig | None, geometry: ModelGeometry
 
 
 def _plan(
-    geometry: ModelGeometry, replay: ReplayConfig, pool: PoolConfig, options: ReplicaOptions, weights: int
-) -> MemoryPlan | None:
+    geometry: ModelGeometry, replay: ReplayConfig, pool: PoolConfig, options: ReplicaOptions, weights: int,
+    contexts: int = 0,
+) -> MemoryPlan | None:  # fmt: skip
     return plan_replica(
-        geometry, replay, pool, device=options.device, weights=weights,
+        geometry, replay, pool, device=options.device, weights=weights, contexts=contexts,
         conventional=options.state_cache == "conventional",
         prompt_tokens=options.max_num_tokens or DEFAULT_STEP_TOKENS,
         fraction=options.kv_cache.free_gpu_memory_fraction,

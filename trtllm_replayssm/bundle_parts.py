@@ -53,4 +53,4 @@ def read_parts(directory: Path) -> list[tuple[Path, Manifest]]:
 def _shared(manifest: Manifest) -> Manifest:
     """What must be equal on all ranks."""
     build = replace(manifest.build, tp_rank=0, peak_rss_bytes=0, seconds=0.0)
-    return replace(manifest, build=build, programs={}, files={})
+    return replace(manifest, build=build, programs={}, memory={}, files={})

@@ -18,12 +18,17 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from trtllm_replayssm.bindings import Program
-from trtllm_replayssm.config import ReplayConfig
+from trtllm_replayssm.config import PoolConfig, ReplayConfig
+from trtllm_replayssm.dtypes import ActivationDtype
 from trtllm_replayssm.errors import EngineMismatchError
 from trtllm_replayssm.shapes import ModelGeometry
 
 MANIFEST = "manifest.json"
 FORMAT_VERSION = 2
+MAIN, MTP, COMMIT_PROGRAM = "main", "mtp", "commit"
+"""Programs: the model, its drafting head, what moves the cursors after a step of engines with plugins."""
+CONTEXT, GENERATION, VERIFY = "context", "generation", "verify"
+"""Profiles: prompt chunks, steps of one token a row, steps with drafts."""
 _HINT = "Build the bundle again"
 
 T = TypeVar("T")
@@ -67,10 +72,21 @@ class BuildInfo:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EngineMemory:
+    """Device bytes of one execution context by profile number, as the builder reports them.
+
+    shared: scratch, of which the contexts of a session need one piece as large as the largest; own: what each keeps.
+    """
+
+    shared: tuple[int, ...]
+    own: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
     """geometry, replay: what was built, the whole model's also for one of several ranks; profiles: by name in the order
-    of the engines' profile numbers; programs: main and, where the model has the head, mtp; files: path in the bundle ->
-    SHA-256.
+    of the engines' profile numbers; programs: main and, where the model has the head, mtp; memory: by engine; files:
+    path in the bundle -> SHA-256.
     """
 
     format_version: int
@@ -79,7 +95,14 @@ class Manifest:
     replay: ReplayConfig
     profiles: dict[str, Profile]
     programs: dict[str, Program]
+    memory: dict[str, EngineMemory]
     files: dict[str, str]
+
+    def pool(self, slots: int) -> PoolConfig:
+        """Capacity of a session over the bundle."""
+        return PoolConfig(
+            slots=slots, max_seq_len=self.build.max_seq_len, activation=ActivationDtype(self.build.activation)
+        )
 
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:

@@ -36,7 +36,7 @@ from trtllm_replayssm.bindings import (
 )
 from trtllm_replayssm.errors import ContractError
 from trtllm_replayssm.graph import ModelOutput
-from trtllm_replayssm.manifest import Manifest
+from trtllm_replayssm.manifest import CONTEXT, GENERATION, VERIFY, Manifest
 from trtllm_replayssm.ops.layer_state import StepRows
 from trtllm_replayssm.runtime.pools.state_pools import StatePools
 from trtllm_replayssm.runtime.session.capture import Recording
@@ -45,8 +45,6 @@ from trtllm_replayssm.runtime.session.tensorrt_buffers import ProgramBuffers
 from trtllm_replayssm.runtime.session.tensorrt_ops import NativeStepOps
 from trtllm_replayssm.runtime.session.tensorrt_rows import SlotRows
 from trtllm_replayssm.runtime.session.tensorrt_state import PluginState
-
-CONTEXT, GENERATION, VERIFY = "context", "generation", "verify"
 
 
 class Engines(Protocol):

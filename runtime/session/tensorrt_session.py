@@ -9,11 +9,11 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from trtllm_replayssm.config import EVERY_BATCH, CudaGraphConfig, PoolConfig
+from trtllm_replayssm.config import EVERY_BATCH, CudaGraphConfig
 from trtllm_replayssm.dtypes import ActivationDtype
 from trtllm_replayssm.errors import ConfigError, EngineMismatchError
 from trtllm_replayssm.graph import ModelOutput
-from trtllm_replayssm.manifest import Manifest, check_files, read_manifest, require_same
+from trtllm_replayssm.manifest import MAIN, MTP, Manifest, check_files, read_manifest, require_same
 from trtllm_replayssm.ops.dtypes import torch_dtype
 from trtllm_replayssm.runtime.pools.state_pools import StatePools
 from trtllm_replayssm.runtime.session.device import usable_device
@@ -31,8 +31,6 @@ from trtllm_replayssm.runtime.session.torch_session import TorchSession
 from trtllm_replayssm.runtime.session.torch_weights import TorchWeights
 from trtllm_replayssm.weights.shard import WeightSource
 from trtllm_replayssm.weights.tensor_parallel import ALONE, TensorParallel, shard_geometry
-
-MAIN, MTP = "main", "mtp"
 
 
 class ProgramNetwork:
@@ -174,9 +172,6 @@ def pools_of(manifest: Manifest, slots: int | None, device: str) -> StatePools:
             "TensorRtSession", "slots", expected=f"1..{most}, the max_batch that the bundle was built for", got=count,
             hint="Build with a larger --max-batch-size",
         )  # fmt: skip
-    pool = PoolConfig(
-        slots=count, max_seq_len=manifest.build.max_seq_len, activation=ActivationDtype(manifest.build.activation)
-    )
     geometry = shard_geometry(manifest.geometry, TensorParallel(manifest.build.tp_size, manifest.build.tp_rank))
     target = usable_device(device, otherwise="Engines need")
-    return StatePools.allocate(geometry, manifest.replay, pool, conventional=False, device=target)
+    return StatePools.allocate(geometry, manifest.replay, manifest.pool(count), conventional=False, device=target)

@@ -135,7 +135,7 @@ def manifest_of(traced: Traced) -> Manifest:
     )  # fmt: skip
     return Manifest(
         format_version=FORMAT_VERSION, build=info, geometry=traced.geometry, replay=options.replay,
-        profiles=profiles(options), programs=traced.programs, files={},
+        profiles=profiles(options), programs=traced.programs, memory={}, files={},
     )  # fmt: skip
 
 

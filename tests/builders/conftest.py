@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 
 from tests.session.sessions import CHECKPOINTS
 from trtllm_replayssm.manifest import read_manifest
+from trtllm_replayssm.runtime.session import torch_session
+from trtllm_replayssm.runtime.session.capture import GraphPool, Recording
+from trtllm_replayssm.runtime.session.tensorrt_ops import NativeStepOps
+from trtllm_replayssm.runtime.session.torch_state_ops import StateOps
 from trtllm_replayssm.weights.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
     from tests.builders.fake_runtime import FakeTensorRt
+    from tests.builders.recording import RecordingPool
 
 
 @pytest.fixture(scope="session", params=["qwen-dense", "nemotron-moe"])
@@ -44,3 +50,24 @@ def library(bundle: tuple[str, Path], monkeypatch: pytest.MonkeyPatch) -> Iterat
         fake = FakeTensorRt(path, read_manifest(path), traced)
         monkeypatch.setitem(sys.modules, "tensorrt_rtx", fake)
         yield fake
+
+
+@pytest.fixture
+def records(library: FakeTensorRt, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sessions record as on a GPU whose kernels serve the pools."""
+    from tests.builders.fake_runtime import Event
+    from tests.builders.recording import RecordingPool, on_the_device
+
+    def pool(
+        device: torch.device, *, enabled: bool, recording: Recording, obstacle: Callable[[], str | None]
+    ) -> RecordingPool | GraphPool:
+        return RecordingPool(library.journal, recording, obstacle) if enabled else GraphPool(device, enabled=False)
+
+    def noted(self: NativeStepOps, step: Any, context: Any, memory: Any, run: Any = NativeStepOps.run) -> None:
+        library.journal.append(Event("run", step.op, 0, step.layer))
+        on_the_device(run)(self, step, context, memory)
+
+    monkeypatch.setattr(torch_session, "GraphPool", pool)
+    monkeypatch.setattr(torch_session, "waits_for_nothing", lambda pools, native: True)
+    monkeypatch.setattr(NativeStepOps, "run", noted)
+    monkeypatch.setattr(StateOps, "commit", on_the_device(StateOps.commit))

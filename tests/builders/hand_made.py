@@ -174,7 +174,7 @@ def open_session(kind: SsmKind, directory: Path, device: str, cuda_graphs: CudaG
     )  # fmt: skip
     manifest = Manifest(
         format_version=FORMAT_VERSION, build=info, geometry=made, replay=REPLAY, profiles=profiles,
-        programs=programs(made), files={},
+        programs=programs(made), memory={}, files={},
     )  # fmt: skip
     pools = pools_of(manifest, None, device)
     engines = TorchEngines(made, pools.cursors.position.device)

@@ -15,7 +15,7 @@ import torch
 
 pytest.importorskip("tensorrt_rtx", reason="needs the wheels of tensorrt-rtx-cu13")
 
-from tests.builders.bundles import evaluated_session, trace_networks
+from tests.builders.bundles import EvaluatorEngines, evaluated_session, trace_networks
 from tests.builders.recording import RecordingPool, on_the_device
 from tests.builders.test_evaluated_plugins import ExactDense
 from tests.builders.test_evaluated_sessions import FLOAT32, REPLAY
@@ -24,9 +24,11 @@ from tests.runtime.torch_loops import assert_same, make_engine, run, traffic
 from tests.session.sessions import checkpoint
 from trtllm_replayssm.builders.flavour import FlavourName
 from trtllm_replayssm.builders.options import BuildOptions
+from trtllm_replayssm.config import CudaGraphConfig
 from trtllm_replayssm.runtime.session import torch_session
 from trtllm_replayssm.runtime.session.base import DecodeRow, PrefillChunk
 from trtllm_replayssm.runtime.session.capture import Recording
+from trtllm_replayssm.runtime.session.tensorrt_contexts import context_memory
 from trtllm_replayssm.runtime.session.tensorrt_ops import NativeStepOps
 from trtllm_replayssm.runtime.session.tensorrt_session import TensorRtSession
 from trtllm_replayssm.runtime.session.torch_state_ops import StateOps
@@ -89,6 +91,28 @@ def test_random_traffic_gets_the_tokens_of_the_host_s_path(
 ) -> None:
     host, device = (answers(open_session(flavour, name, tmp_path / f"{a}"), kind, ahead=a) for a in (False, True))
     assert_same(device, host)
+
+
+@pytest.mark.usefixtures("recorded")
+@pytest.mark.parametrize("flavour", FlavourName)
+def test_the_contexts_of_a_recorded_head_are_counted(
+    flavour: FlavourName, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """First drafts over T_max tokens a row, further ones over one, as the steps of the model."""
+    made = []
+
+    def bind(
+        self: EvaluatorEngines, engine: str, profile: int, *tensors: Any, own: bool, run: Any = EvaluatorEngines.bind
+    ) -> Callable[[], None]:
+        made.append(own)
+        call: Callable[[], None] = run(self, engine, profile, *tensors, own=own)
+        return call
+
+    monkeypatch.setattr(EvaluatorEngines, "bind", bind)
+    session = open_session(flavour, WITH_HEAD, tmp_path)
+    session.warm_up()
+    counted = context_memory(session._manifest, session.pool.slots, CudaGraphConfig())
+    assert "mtp" in session._manifest.programs and sum(made) == counted.recorded > 0
 
 
 @pytest.mark.usefixtures("recorded")

@@ -17,6 +17,7 @@ from trtllm_replayssm.manifest import (
     FORMAT_VERSION,
     MANIFEST,
     BuildInfo,
+    EngineMemory,
     Manifest,
     Profile,
     check_files,
@@ -51,7 +52,8 @@ def manifest(preset: str = "qwen3.5-4b", files: dict[str, str] | None = None) ->
         format_version=FORMAT_VERSION, build=BUILD, geometry=preset_geometry(preset),
         replay=ReplayConfig(window=8, read=StateFormat.NVFP4),
         profiles={"context": Profile(rows=(1, 1, 1), tokens=(1, 16, 32), selected=(1, 1, 1), phase=2)},
-        programs={"main": PROGRAM}, files=files or {},
+        programs={"main": PROGRAM},
+        memory={"segments/000.engine": EngineMemory(shared=(4096,), own=(0,))}, files=files or {},
     )  # fmt: skip
 
 

@@ -8,52 +8,27 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 pytest.importorskip("tensorrt_rtx", reason="needs the wheels of tensorrt-rtx-cu13")
 
-from tests.builders.fake_runtime import Event, FakeCache, FakeTensorRt
-from tests.builders.recording import NoWaiting, RecordingPool, WaitedError, on_the_device
+from tests.builders.fake_runtime import FakeCache, FakeTensorRt
+from tests.builders.recording import NoWaiting, RecordingPool, WaitedError
 from tests.builders.test_evaluated_sessions import FLOAT32, REPLAY, assert_close, drive
 from tests.session.sessions import CHECKPOINTS, hashes, states
 from tests.tolerance import REPLAY_LOGIT_NOISE
 from trtllm_replayssm.bindings import EngineStep
 from trtllm_replayssm.config import CudaGraphConfig, PoolConfig
 from trtllm_replayssm.manifest import read_manifest
-from trtllm_replayssm.runtime.session import torch_session
 from trtllm_replayssm.runtime.session.base import DecodeRow, PrefillChunk
-from trtllm_replayssm.runtime.session.capture import GraphPool, Recording
-from trtllm_replayssm.runtime.session.tensorrt_ops import NativeStepOps
 from trtllm_replayssm.runtime.session.tensorrt_session import TensorRtSession
 from trtllm_replayssm.runtime.session.torch_session import TorchSession
-from trtllm_replayssm.runtime.session.torch_state_ops import StateOps
 from trtllm_replayssm.weights.checkpoint import Checkpoint
 
 SIZES = (1, 2, 4)
-
-
-@pytest.fixture
-def records(library: FakeTensorRt, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sessions record as on a GPU whose kernels serve the pools."""
-
-    def pool(
-        device: torch.device, *, enabled: bool, recording: Recording, obstacle: Callable[[], str | None]
-    ) -> RecordingPool | GraphPool:
-        return RecordingPool(library.journal, recording, obstacle) if enabled else GraphPool(device, enabled=False)
-
-    def noted(self: NativeStepOps, step: Any, context: Any, memory: Any, run: Any = NativeStepOps.run) -> None:
-        library.journal.append(Event("run", step.op, 0, step.layer))
-        on_the_device(run)(self, step, context, memory)
-
-    monkeypatch.setattr(torch_session, "GraphPool", pool)
-    monkeypatch.setattr(torch_session, "waits_for_nothing", lambda pools, native: True)
-    monkeypatch.setattr(NativeStepOps, "run", noted)
-    monkeypatch.setattr(StateOps, "commit", on_the_device(StateOps.commit))
 
 
 def pool_of(session: TensorRtSession) -> RecordingPool:

@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from trtllm_replayssm.builders.inspect_bundle import summarise_parts
+from trtllm_replayssm.bundle_parts import bundle_parts
 from trtllm_replayssm.cli.options import ACTIVATIONS, add_replay_options, replay_config
-from trtllm_replayssm.config import PoolConfig, ReplayConfig
+from trtllm_replayssm.config import EVERY_BATCH, PoolConfig, ReplayConfig
 from trtllm_replayssm.dtypes import ActivationDtype, StateFormat
+from trtllm_replayssm.manifest import read_manifest
+from trtllm_replayssm.runtime.session.tensorrt_contexts import context_memory
 from trtllm_replayssm.shapes import ModelGeometry
 from trtllm_replayssm.spec import traffic
 from trtllm_replayssm.weights.checkpoint import Checkpoint
@@ -41,7 +44,7 @@ def add_command(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Inspect and print."""
-    if parts := summarise_parts(Path(arguments.model)):
+    if parts := _bundle(Path(arguments.model)):
         if arguments.json:
             print(json.dumps(parts[0] if parts[0]["build"]["tp_size"] == 1 else {"ranks": parts}, indent=2))
         else:
@@ -64,6 +67,16 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         _print(report)
     return 0
+
+
+def _bundle(directory: Path) -> list[dict[str, Any]]:
+    """Every rank of a bundle, with the execution contexts of a session of all its slots; empty where it is none."""
+    parts = summarise_parts(directory)
+    for part, report in zip(bundle_parts(directory), parts, strict=True):
+        contexts = context_memory(read_manifest(part), report["build"]["max_batch"], EVERY_BATCH)
+        report["memory"]["recorded_contexts"] = contexts.recorded
+        report["memory"]["context_bytes"] = contexts.total
+    return parts
 
 
 def slot_memory(geometry: ModelGeometry, config: ReplayConfig, pool: PoolConfig) -> dict[str, dict[str, int]]:
@@ -141,5 +154,7 @@ def _print_bundle(report: dict[str, Any]) -> None:
     largest = memory["largest_engine_bytes"] / MIB
     print(f"  engines     {memory['engine_bytes'] / MIB:.1f} MiB, the largest {largest:.1f}")
     print(f"  beside      {memory['weights_beside_bytes'] / MIB:.1f} MiB of weights that native operations read")
+    size = memory["context_bytes"] / MIB
+    print(f"  contexts    {memory['recorded_contexts']:,} of recorded steps; all with their scratch {size:.1f} MiB")
     for name, size in memory["scratch_bytes"].items():
         print(f"  scratch     {name}: {size / MIB:.1f} MiB")

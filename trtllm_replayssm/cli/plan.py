@@ -8,18 +8,25 @@ import math
 from pathlib import Path
 from typing import Any
 
+from trtllm_replayssm.bundle_parts import bundle_parts
 from trtllm_replayssm.checks import require_positive
 from trtllm_replayssm.cli.options import ACTIVATIONS, add_replay_options, replay_config
-from trtllm_replayssm.config import PoolConfig
+from trtllm_replayssm.config import EVERY_BATCH, PoolConfig
 from trtllm_replayssm.dtypes import ActivationDtype
 from trtllm_replayssm.errors import ConfigError
+from trtllm_replayssm.manifest import read_manifest
+from trtllm_replayssm.runtime.bundle import file_bytes
 from trtllm_replayssm.runtime.device_memory import free_device_bytes
 from trtllm_replayssm.runtime.planner import GIB, MemoryPlan, plan_memory
+from trtllm_replayssm.runtime.session.tensorrt_contexts import ContextMemory, context_memory
 from trtllm_replayssm.shapes import ModelGeometry
 from trtllm_replayssm.weights.checkpoint import Checkpoint
 from trtllm_replayssm.weights.precision_maps import published_format
 from trtllm_replayssm.weights.presets import preset_geometry, preset_names
 from trtllm_replayssm.weights.sizes import checkpoint_bytes, model_bytes
+from trtllm_replayssm.weights.tensor_parallel import TensorParallel, shard_geometry
+
+_BUILT = ("max_seq_len", "draft_len", "state_cache", "activation", "window", "recurrence", "rounding", "read")
 
 
 def add_command(commands: Any) -> None:
@@ -30,7 +37,7 @@ def add_command(commands: Any) -> None:
         "engine admits requests. Needs no GPU when --gpu-memory is given.",
         epilog=f"Presets: {', '.join(preset_names())}",
     )  # fmt: skip
-    parser.add_argument("model", help="a checkpoint directory, or the name of a preset")
+    parser.add_argument("model", help="a checkpoint directory, the name of a preset, or a bundle, as it was built")
     parser.add_argument("--gpu-memory", type=float, metavar="GIB", help="memory free for us (default: this GPU's)")
     parser.add_argument("--max-batch-size", type=int, help="slots that are wanted: refused when they do not fit")
     parser.add_argument("--max-seq-len", type=int, default=4096, help="positions of a slot (default 4096)")
@@ -41,7 +48,8 @@ def add_command(commands: Any) -> None:
     parser.add_argument("--activation", choices=ACTIVATIONS, default="bfloat16")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     add_replay_options(parser)
-    parser.set_defaults(run=run)
+    defaults = {name: parser.get_default(name) for name in _BUILT}
+    parser.set_defaults(run=run, defaults=defaults)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -55,11 +63,15 @@ def run(arguments: argparse.Namespace) -> int:
             require_positive("plan", flag, value)
     if arguments.gpu_memory is not None and not 0 < arguments.gpu_memory < math.inf:
         raise ConfigError("plan", "--gpu-memory", expected="a positive number of GiB", got=arguments.gpu_memory)
-    plan = _plan(arguments)
+    parts = bundle_parts(Path(arguments.model))
+    plan, contexts = _bundle_plan(arguments, parts[0]) if parts else (_plan(arguments), None)
     if arguments.json:
-        print(json.dumps({"slots": plan.slots, "bytes": dict(plan.table())}, indent=2))
+        made = {} if contexts is None else {"contexts": contexts.recorded}
+        print(json.dumps({"slots": plan.slots, **made, "bytes": dict(plan.table())}, indent=2))
     else:
         print("\n".join(plan.lines()))
+        if contexts is not None:
+            print(f"{'contexts of recorded steps':28} {contexts.recorded:14,}")
     if arguments.max_batch_size is not None:
         plan.require(arguments.max_batch_size)
     return 0
@@ -68,12 +80,38 @@ def run(arguments: argparse.Namespace) -> int:
 def _plan(arguments: argparse.Namespace) -> MemoryPlan:
     pool = PoolConfig(slots=1, max_seq_len=arguments.max_seq_len, activation=ActivationDtype(arguments.activation))
     geometry, weights = _model(arguments.model, pool.activation.itemsize)
-    memory = _this_gpu() if arguments.gpu_memory is None else int(arguments.gpu_memory * GIB)
     return plan_memory(
-        geometry, replay_config(arguments, 1 + arguments.draft_len), pool, memory=memory, weights=weights,
+        geometry, replay_config(arguments, 1 + arguments.draft_len), pool, memory=_memory(arguments), weights=weights,
         conventional=arguments.state_cache == "conventional", prompt_tokens=arguments.max_num_tokens,
         fraction=arguments.free_gpu_memory_fraction,
     )  # fmt: skip
+
+
+def _bundle_plan(arguments: argparse.Namespace, part: Path) -> tuple[MemoryPlan, ContextMemory]:
+    """Of one GPU of a bundle; its engines have execution contexts too."""
+    for name, default in arguments.defaults.items():
+        if getattr(arguments, name) != default:
+            raise ConfigError(
+                "plan", f"--{name.replace('_', '-')}", expected="none: a bundle is planned as the bundle was built",
+                got=getattr(arguments, name),
+            )  # fmt: skip
+    manifest = read_manifest(part)
+    build = manifest.build
+    slots = arguments.max_batch_size or build.max_batch
+    if slots > build.max_batch:
+        most = f"at most {build.max_batch}, for which the bundle was built"
+        raise ConfigError("plan", "--max-batch-size", expected=most, got=slots)
+    contexts = context_memory(manifest, slots, EVERY_BATCH)
+    plan = plan_memory(
+        shard_geometry(manifest.geometry, TensorParallel(build.tp_size)), manifest.replay, manifest.pool(1),
+        memory=_memory(arguments), weights=file_bytes(part), contexts=contexts.total,
+        prompt_tokens=arguments.max_num_tokens, fraction=arguments.free_gpu_memory_fraction,
+    )  # fmt: skip
+    return plan, contexts
+
+
+def _memory(arguments: argparse.Namespace) -> int:
+    return _this_gpu() if arguments.gpu_memory is None else int(arguments.gpu_memory * GIB)
 
 
 def _this_gpu() -> int:
