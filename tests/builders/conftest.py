@@ -55,8 +55,7 @@ def library(bundle: tuple[str, Path], monkeypatch: pytest.MonkeyPatch) -> Iterat
 @pytest.fixture
 def records(library: FakeTensorRt, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sessions record as on a GPU whose kernels serve the pools."""
-    from tests.builders.fake_runtime import Event
-    from tests.builders.recording import RecordingPool, on_the_device
+    from tests.builders.recording import Event, RecordingPool, on_the_device
 
     def pool(
         device: torch.device, *, enabled: bool, recording: Recording, obstacle: Callable[[], str | None]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,23 +20,10 @@ from torch.utils._python_dispatch import _disable_current_modes as disable_curre
 
 from tests.builders.bundles import Traced, definition_of
 from tests.builders.evaluator import NetworkEvaluator
+from tests.builders.recording import Event
 from trtllm_replayssm.builders.profiles import shape_range
 from trtllm_replayssm.builders.segments import Segment
 from trtllm_replayssm.manifest import Manifest
-
-
-@dataclass(frozen=True)
-class Event:
-    """what: "tell" or "enqueue", of an engine's context; "run", of a native operation.
-
-    detail: a shape or address; all that the context knows; the operation's layer.
-    """
-
-    what: str
-    name: str
-    context: int
-    detail: object
-
 
 TORCH_TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int32": torch.int32}
 

@@ -7,6 +7,7 @@ no context anything, and do nothing for which the host would wait for a device. 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -14,12 +15,24 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
 
-from tests.builders.fake_runtime import Event
 from trtllm_replayssm.runtime.session.capture import Recording
 
 Result = TypeVar("Result")
 WAITING = {"_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim", "equal", "is_nonzero"}
 MADE_ON_THE_HOST = {"lift_fresh"}  # torch.tensor(...): sent with a copy that waits
+
+
+@dataclass(frozen=True)
+class Event:
+    """what: "tell" or "enqueue", of an engine's context; "run", of a native operation.
+
+    detail: a shape or address; all that the context knows; the operation's layer.
+    """
+
+    what: str
+    name: str
+    context: int
+    detail: object
 
 
 class WaitedError(AssertionError):

@@ -100,7 +100,7 @@ def layer_output(
     ssm, device = made.ssm, pools.cursors.position.device
     moved = StepRows(rows.slot.to(device), rows.num_tokens.to(device))
     start = pools.cursors.position[moved.slot.clamp(min=0)].long()
-    context = StepContext(phase, moved, start, width, torch.full((len(rows.slot),), last))
+    context = StepContext(phase, moved, start, width, torch.full((len(rows.slot),), last, device=device))
 
     def random(channels: int) -> torch.Tensor:
         return torch.randn((len(rows.slot), width, channels), generator=generator)
@@ -170,7 +170,8 @@ def experts_output(gated: bool, device: str) -> torch.Tensor:
     projection = torch.randn((4, 3, PAD + WIDTH), generator=generator).bfloat16()
     logits = torch.randn((4, 3, EXPERTS), generator=generator)
     rows = StepRows(torch.tensor([2, -1, 0, 1], device=device), torch.tensor([3, 3, 0, 2], device=device))
-    context = StepContext(Phase.DECODE, rows, torch.zeros(4, dtype=torch.int64), 3, torch.ones(4, dtype=torch.bool))
+    start, every = torch.zeros_like(rows.slot), torch.ones(4, dtype=torch.bool, device=device)
+    context = StepContext(Phase.DECODE, rows, start, 3, every)
     memory = {"projection": projection, "logits": logits, "out": torch.full((4, 3, WIDTH), float("nan")).bfloat16()}
     memory = {name: tensor.to(device) for name, tensor in memory.items()}
     views = {"x": View(tensor="projection", start=PAD, width=WIDTH)}
