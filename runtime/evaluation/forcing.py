@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from trtllm_replayssm.config import PoolConfig, ReplayConfig
+from trtllm_replayssm.config import MAX_STEP_TOKENS, PoolConfig, ReplayConfig
 from trtllm_replayssm.dtypes import ActivationDtype, Rounding, StateFormat
 from trtllm_replayssm.ops.dtypes import torch_dtype
 from trtllm_replayssm.ops.layer_state import ConventionalLayerState
@@ -26,6 +26,10 @@ from trtllm_replayssm.runtime.session.torch_session import TorchSession
 from trtllm_replayssm.runtime.session.torch_weights import TorchWeights
 from trtllm_replayssm.shapes import SsmKind
 from trtllm_replayssm.weights.checkpoint import Checkpoint
+
+# Widest steps of the kernels that keep or read less than float32 (replay_update/supported.inc of the plugins); those of
+# float32 states take all that a pool may have.
+_NARROW_STEPS = {SsmKind.MAMBA2: 8, SsmKind.GDN: 4}
 
 
 @dataclass(frozen=True)
@@ -54,11 +58,22 @@ class Model:
 
 def needs_rounding_pass(model: Model, replay: ReplayConfig) -> bool:
     """Whether a pool's one copy is in a format that no kernel keeps, while kernels serve all else."""
-    kernels = model.device.type == "cuda" and model.activation is not ActivationDtype.FLOAT32
     kept = replay.recurrence is StateFormat.FLOAT32 or (
         replay.recurrence is not StateFormat.NVFP4 and replay.recurrence_rounding is Rounding.STOCHASTIC
     )
-    return kernels and not kept and replay.read is None
+    return _has_kernels(model) and not kept and replay.read is None
+
+
+def widest_step(model: Model, replay: ReplayConfig) -> int:
+    """Tokens of the widest step in which a pool's format runs as it runs best: by the kernels, where there are any."""
+    plain = replay.recurrence is StateFormat.FLOAT32 and replay.read is None
+    if not _has_kernels(model) or plain or needs_rounding_pass(model, replay):
+        return MAX_STEP_TOKENS
+    return _NARROW_STEPS[model.checkpoint.geometry.ssm.kind]
+
+
+def _has_kernels(model: Model) -> bool:
+    return model.device.type == "cuda" and model.activation is not ActivationDtype.FLOAT32
 
 
 class ForcedDecoding:

@@ -8,7 +8,7 @@ import torch
 from tests.evaluation.small import PROMPT, random_streams, small_model
 from trtllm_replayssm.dtypes import ActivationDtype
 from trtllm_replayssm.runtime.evaluation.configurations import parse_configuration
-from trtllm_replayssm.runtime.evaluation.forcing import ForcedDecoding, Model, needs_rounding_pass
+from trtllm_replayssm.runtime.evaluation.forcing import ForcedDecoding, Model, needs_rounding_pass, widest_step
 
 FORMATS = ["shared-nvfp4-sr-L4", "shared-nvfp4-rtn-L4", "shared-fp8-rtn-L4"]
 
@@ -58,3 +58,13 @@ def test_it_stands_in_where_kernels_lack_the_format_only() -> None:
     needed = [name for name in names if needs_rounding_pass(gpu, parse_configuration(name).replay)]
     assert needed == FORMATS
     assert not any(needs_rounding_pass(cpu, parse_configuration(name).replay) for name in names)
+
+
+@pytest.mark.parametrize(("model_name", "narrow"), [("nemotron-dense", 8), ("qwen-dense", 4)])
+def test_steps_are_as_wide_as_the_kernels_of_a_format_take(model_name: str, narrow: int) -> None:
+    cpu = small_model(model_name)
+    gpu = Model(cpu.checkpoint, cpu.weights, ActivationDtype.FLOAT16, torch.device("cuda"))
+    names = ["shared-fp32-L64", "shared-nvfp4-sr-L64", "shared-fp8-sr-L64", "separate-fp8-fp32-L64"]
+    assert [widest_step(gpu, parse_configuration(n).replay) for n in names] == [16, 16, narrow, narrow]
+    reference = Model(cpu.checkpoint, cpu.weights, ActivationDtype.FLOAT32, torch.device("cuda"))
+    assert {widest_step(m, parse_configuration(n).replay) for m in (cpu, reference) for n in names} == {16}

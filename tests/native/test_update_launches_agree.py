@@ -59,7 +59,7 @@ def test_every_candidate_is_within_the_gate(
 
     case = case_of(shape, rows, tokens, recurrence)
     found = found_candidates(library, case, most=16)
-    assert len(found) > 3
+    assert len(found) > 1, "there is a choice; of float16 states with two heads a group one of two stages, no more"
     red = [c.name for c in found if not run_gate(case, library, rows=(rows,), launch=c.launch).green]
     assert not red
 

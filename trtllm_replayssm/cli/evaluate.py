@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -53,8 +54,9 @@ def _add_kl(kinds: Any) -> None:
     kl.add_argument("--configurations", default=DEFAULT_CONFIGURATIONS, help="comma separated, FORMATS-LWINDOW")
     kl.add_argument("--seeds", default="1", help="of stochastic rounding, comma separated: a row each (default 1)")
     kl.add_argument(
-        "--step-tokens", type=int, default=16, metavar="T",
-        help="widest step; steps never change a result, as the one that flushes has one token (default 16)",
+        "--step-tokens", type=int, metavar="T",
+        help="widest step; steps never change a result, as the one that flushes has one token (default: the widest "
+        "that the kernels of each format take, 16 on a CPU)",
     )  # fmt: skip
     kl.add_argument(
         "--no-states", action="store_true",
@@ -98,6 +100,7 @@ def run_kl(arguments: argparse.Namespace) -> int:
     """Measure divergence by length."""
     from trtllm_replayssm.config import MAX_STEP_TOKENS
     from trtllm_replayssm.runtime.evaluation.configurations import parse_configuration
+    from trtllm_replayssm.runtime.evaluation.forcing import widest_step
     from trtllm_replayssm.runtime.evaluation.journal import Journal
     from trtllm_replayssm.runtime.evaluation.kl import run_divergence
     from trtllm_replayssm.runtime.evaluation.reference import POSITIONS, Plan, ReferenceFiles
@@ -109,9 +112,11 @@ def run_kl(arguments: argparse.Namespace) -> int:
     if lengths[-1] != arguments.up_to:
         raise ConfigError("eval kl", "--up-to", expected="256 times a power of two", got=arguments.up_to)
     seeds = integers("eval kl", "--seeds", arguments.seeds, least=0)
-    named = arguments.configurations.split(",")
-    configurations = [parse_configuration(name, arguments.step_tokens) for name in named]
+    named = [parse_configuration(name) for name in arguments.configurations.split(",")]
     model, streams = _open(arguments, seeds, arguments.prompt + lengths[-1] + 1)
+    configurations = [
+        replace(each, step_tokens=arguments.step_tokens or widest_step(model, each.replay)) for each in named
+    ]
     plan = Plan(
         streams=tuple(streams), prompt=arguments.prompt, lengths=tuple(lengths), reference_step=MAX_STEP_TOKENS
     )
@@ -157,13 +162,15 @@ def run_decays(arguments: argparse.Namespace) -> int:
 def run_tasks(arguments: argparse.Namespace) -> int:
     """Measure accuracy on generated tasks."""
     from trtllm_replayssm.runtime.evaluation.configurations import parse_configuration
+    from trtllm_replayssm.runtime.evaluation.forcing import widest_step
     from trtllm_replayssm.runtime.evaluation.results import describe_run, write_results
     from trtllm_replayssm.runtime.evaluation.tasks import run_task_grid
 
     require_positive("eval tasks", "--examples", arguments.examples)
     lengths = integers("eval tasks", "--lengths", arguments.lengths, least=0)
-    configurations = [parse_configuration(name, 16) for name in arguments.configurations.split(",")]
+    named = [parse_configuration(name) for name in arguments.configurations.split(",")]
     model, streams = _open(arguments, [1], arguments.prompt + max(lengths) + 1)
+    configurations = [replace(each, step_tokens=widest_step(model, each.replay)) for each in named]
     tokenizer = _tokenizer(arguments)
     with _progress(arguments.quiet) as report:
         rows = run_task_grid(
