@@ -21,6 +21,7 @@ from trtllm_replayssm.errors import ConfigError
 
 Array = NDArray[np.float64]
 FLOAT32_NOISE = 1e-6  # relative errors below it are float32's own: of heads that forget within the window
+ABOVE_FLOOR = 3.0  # an error below so many times what a float32 checkpoint leaves in the same head is not its format's
 FEWEST = 4  # heads that say something about a curve
 
 
@@ -50,13 +51,17 @@ def _rank(a: Array, b: Array) -> float | None:
     return round(rank_correlation(a, b), 3) if len(a) >= FEWEST else None
 
 
-def compare(row: dict[str, Any], mean_log_decay: Sequence[Sequence[float]]) -> dict[str, Any]:
+def compare(
+    row: dict[str, Any], mean_log_decay: Sequence[Sequence[float]], floor: Sequence[Sequence[float]] | None = None
+) -> dict[str, Any]:
     """A measurement of a shared low-precision checkpoint beside its theory, head by head.
 
-    row: of a divergence result. factor: the size of one rounding relative to the state, fitted on the first layer as
-    the median ratio; rank_correlation and typical_ratio, the median of max(measured / theory, theory / measured) after
-    the fit, are of the first layer (None with fewer than FEWEST heads), *_all of all layers; heads whose error is
-    float32's own are left out. log_decay, measured, theory: by head, the first layer first.
+    row: of a divergence result. floor: state_error of a shared float32 checkpoint at that length, which has what the
+    activations' type leaves; None: float32's own error alone. factor: the size of one rounding relative to the state,
+    fitted on the first layer as the median ratio; rank_correlation and typical_ratio, the median of
+    max(measured / theory, theory / measured) after the fit, are of the first layer (None with fewer than FEWEST heads),
+    *_all of all layers; heads whose error is no more than that floor leaves are left out. log_decay, measured, theory:
+    by head, the first layer first.
     """
     if not row["formats"].startswith("shared") or row["formats"] == "shared-fp32":
         raise ConfigError("eval drift", "configuration", expected="a shared low-precision one", got=row["formats"])
@@ -70,12 +75,16 @@ def compare(row: dict[str, Any], mean_log_decay: Sequence[Sequence[float]]) -> d
     shape = growth(decays, row["window"], flushes + 1) * np.exp(decays * (records + 1))
     if not np.isfinite(errors).all():
         raise ConfigError("eval drift", row["configuration"], expected="finite states", got="a state that overflowed")
-    above = errors > FLOAT32_NOISE
+    noise = np.full(errors.shape, FLOAT32_NOISE)
+    if floor is not None:
+        noise = np.maximum(noise, ABOVE_FLOOR * np.array(floor).ravel())
+    above = errors > noise
     first = above & (np.arange(errors.size) < len(row["state_error"][0]))
     if not first.any():
         raise ConfigError("eval drift", row["configuration"], expected="errors in the first layer", got="none")
     theory = np.maximum(float(np.median(errors[first] / shape[first])) * shape, FLOAT32_NOISE)
-    ratio = np.maximum(errors[above] / theory[above], theory[above] / errors[above])
+    expected = np.maximum(theory, noise)[above]
+    ratio = np.maximum(errors[above] / expected, expected / errors[above])
     first_ratio = ratio[first[above]]
     return {
         "configuration": row["configuration"], "length": row["length"],

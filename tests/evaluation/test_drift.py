@@ -57,6 +57,21 @@ def test_a_measurement_made_by_the_theory_agrees_with_it_and_one_turned_round_do
     assert compare(row, [LOG_DECAY.tolist()])["typical_ratio"] is None, "three heads are no curve"
 
 
+def test_what_a_float32_checkpoint_has_as_well_does_not_count() -> None:
+    """The last head has forgotten its rounding; what is left of it is that of the activations."""
+    fast = np.append(LOG_DECAY, -8.0)
+    theory = 0.01 * deviation_growth(fast, WINDOW, 26) * np.exp(2 * fast)
+    row = {
+        "formats": "shared-fp8-sr", "configuration": "shared-fp8-sr-L4", "length": 102, "window": WINDOW,
+        "state_error": [[*theory[:5].tolist(), 2e-4]],
+    }  # fmt: skip
+    alone, beside = (compare(row, [fast.tolist()], floor) for floor in (None, [[1e-6] * 5 + [1.9e-4]]))
+    assert (alone["first_layer_above_noise"], beside["first_layer_above_noise"]) == (6, 5)
+    assert beside["factor"] == pytest.approx(0.01) and beside["typical_ratio_all"] == 1.0
+    row["state_error"] = [[1e-3, *theory[1:5].tolist(), 2e-4]]
+    assert compare(row, [fast.tolist()], [[1e-6] * 6])["first_layer_above_noise"] == 6, "above the floor it counts"
+
+
 def test_what_has_no_theory_is_refused() -> None:
     row = {"formats": "separate-nvfp4-fp32", "configuration": "", "length": 1, "window": 1, "state_error": [[1.0]]}
     with pytest.raises(ConfigError, match="shared low-precision"):

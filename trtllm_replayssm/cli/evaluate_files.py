@@ -44,7 +44,8 @@ def run_drift(arguments: argparse.Namespace) -> int:
             "eval drift", "decays", expected=f"of {kl['meta']['checkpoint']}", got=decays["meta"]["checkpoint"]
         )
     shared = [r for r in kl["rows"] if r["formats"].startswith("shared") and r["formats"] != "shared-fp32"]
-    rows = [compare(row, decays["rows"][0]["mean_log_decay"]) for row in shared]
+    floors = {r["length"]: r["state_error"] for r in kl["rows"] if r["formats"] == "shared-fp32"}
+    rows = [compare(row, decays["rows"][0]["mean_log_decay"], floors.get(row["length"])) for row in shared]
     write_results(arguments.json, "drift", kl["meta"], rows)
     for row in rows:
         first = "too few heads" if row["typical_ratio"] is None else f"{row['typical_ratio']:.2f}x"
