@@ -1,4 +1,4 @@
-"""The device's side of an engine's decode loop over a session of one device, where it is wanted."""
+"""The device's side of an engine's decode loop over a session, where it is wanted."""
 
 from __future__ import annotations
 
@@ -11,31 +11,36 @@ from trtllm_replayssm.runtime.session.base import Session
 if TYPE_CHECKING:  # torch is imported when a session was made, not before
     from trtllm_replayssm.runtime.device.ports import DraftPort
     from trtllm_replayssm.runtime.device.steps import DeviceSteps
+    from trtllm_replayssm.runtime.device_loop import Steps
     from trtllm_replayssm.runtime.session.torch_session import TorchSession
 
 
 def steps_ahead(
     session: Session, speculative: SpeculativeConfig | None, *, wanted: bool | None, keeps_ends: bool
-) -> DeviceSteps | None:
+) -> Steps | None:
     """What runs decode steps one ahead of the host; None for the host's own path, which is the reference.
 
-    wanted: None: where the session records its steps, on a GPU. keeps_ends: states at the end of answers are kept for
-    next turns, which needs the hidden states that a drafting head continues from on the host. Raises UnsupportedError
-    where it is wanted and cannot be.
+    wanted: None: where the session records its steps, on a single GPU. keeps_ends: states at the end of answers are
+    kept for next turns, which needs the hidden states that a drafting head continues from on the host. Raises
+    UnsupportedError where it is wanted and cannot be.
     """
+    from trtllm_replayssm.runtime.session.shared_session import SharedSession
     from trtllm_replayssm.runtime.session.torch_session import TorchSession
+    from trtllm_replayssm.runtime.shared_steps import SharedSteps
 
+    own = session.own if isinstance(session, SharedSession) else session
     obstacle = None
-    if not isinstance(session, TorchSession):
-        obstacle = "a session of several ranks"
+    if not isinstance(own, TorchSession):
+        obstacle = "a session of another kind"
     elif keeps_ends and isinstance(speculative, MTPDecodingConfig):
         obstacle = "MTP drafts with reuse_outputs"
     if wanted and obstacle is not None:
         raise UnsupportedError("LLM", "device_loop", expected="false or nothing", got=f"true with {obstacle}")
-    if obstacle is not None or not isinstance(session, TorchSession):
+    if obstacle is not None or not isinstance(own, TorchSession):
         return None
-    records = bool(session.recorded.sizes)
-    return _steps(session, speculative) if wanted or (wanted is None and records) else None
+    if wanted is False or (wanted is None and (own is not session or not own.recorded.sizes)):
+        return None
+    return SharedSteps(session, _steps, speculative) if isinstance(session, SharedSession) else _steps(own, speculative)
 
 
 def _steps(session: TorchSession, speculative: SpeculativeConfig | None) -> DeviceSteps:

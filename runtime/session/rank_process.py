@@ -22,6 +22,7 @@ from trtllm_replayssm.config import RANK_TIMEOUT
 from trtllm_replayssm.errors import ConfigError, ReplaySSMError
 from trtllm_replayssm.runtime.session.base import Session
 from trtllm_replayssm.runtime.session.rank_marks import MarkedRanks, RankMarks
+from trtllm_replayssm.runtime.session.rank_parts import RankParts
 from trtllm_replayssm.runtime.session.rank_watch import ENDED, RankWatch
 from trtllm_replayssm.runtime.session.ranks import ProcessRanks, Ranks
 from trtllm_replayssm.weights.tensor_parallel import TensorParallel
@@ -166,9 +167,11 @@ def _first_session(
 
 
 def serve(session: Session, connection: Connection, mark: Callable[[], None] = lambda: None) -> None:
-    """Answer calls (method, arguments, keywords, wanted) with (error text or None, answer if wanted) until hung up;
-    mark: that a call has come.
+    """Answer calls (method, arguments, keywords, wanted) with (error text or None, answer if wanted) until hung up.
+
+    Calls are those of `RankParts`. mark: that a call has come.
     """
+    parts = RankParts(session)
     while True:
         try:
             method, arguments, keywords, wanted = connection.recv()
@@ -178,7 +181,7 @@ def serve(session: Session, connection: Connection, mark: Callable[[], None] = l
         error: str | None = None
         answer: Any = None
         try:
-            answer = getattr(session, method)(*arguments, **keywords)
+            answer = parts.call(method, arguments, keywords)
         except Exception as met:
             error = f"{type(met).__name__}: {met}"
         try:

@@ -21,6 +21,7 @@ from trtllm_replayssm.runtime.session.base import (
     SlotSnapshot,
 )
 from trtllm_replayssm.runtime.session.rank_marks import RankMarks
+from trtllm_replayssm.runtime.session.rank_parts import MAKE, Maker, RankParts
 from trtllm_replayssm.runtime.session.rank_watch import ENDED, PATIENCE, RankWatch
 from trtllm_replayssm.shapes import ModelGeometry
 
@@ -73,9 +74,24 @@ class SharedSession:
         self.replay: ReplayConfig = own.replay
         self.pool: PoolConfig = own.pool
         self._own = own
+        self._parts = RankParts(own)
         self._workers = list(workers)
         self._watch = RankWatch(workers, give_up, patience=patience, marks=marks, limit=limit)
         self._closer = weakref.finalize(self, _close, self._watch, hang_up)
+
+    @property
+    def own(self) -> Session:
+        """The first rank's own session: what it tells is true of every rank's; it must not be moved alone."""
+        return self._own
+
+    def make_part(self, name: str, maker: Maker, *arguments: Any) -> Any:
+        """maker(session, *arguments) on every rank, over the rank's session -> the first rank's; see `call_part`."""
+        self._first(MAKE, name, maker, *arguments)
+        return self._parts.part(name)
+
+    def call_part(self, name: str, method: str, *arguments: Any) -> Any:
+        """The same call of what `make_part` made, on every rank -> the first rank's answer."""
+        return self._first(f"{name}.{method}", *arguments)
 
     def close(self) -> None:
         """See `Session.close`: the other ranks' processes; also done when the last reference goes."""
@@ -216,7 +232,7 @@ class SharedSession:
         replies: list[tuple[Exception | str | None, Any]] = []
         with self._watch:
             try:
-                replies.append((None, getattr(self._own, method)(*arguments(0), **keywords(0))))
+                replies.append((None, self._parts.call(method, arguments(0), keywords(0))))
             except Exception as error:
                 replies.append((error, None))
         if self._watch.culprit is not None:
