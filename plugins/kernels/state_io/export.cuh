@@ -35,7 +35,7 @@ __device__ __forceinline__ float ringFloat16(const ExportParams& p, int64_t inde
 template <class Act>
 __device__ void loadRecords(const ExportParams& p, ExportRecords& records, uint16_t* keys, int slot, int head,
                             int firstRow, int h) {
-  const int group = head / (p.heads / p.groups), origin = p.origin[slot];
+  const int group = head / (p.heads / p.groups), origin = min(max(p.origin[slot], 0), p.ringRows - 1);
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   auto ringRow = [&](int head, int j) {
     const int row = origin + j < p.ringRows ? origin + j : origin + j - p.ringRows;
