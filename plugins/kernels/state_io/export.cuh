@@ -213,7 +213,7 @@ __global__ void __launch_bounds__(32 * kExportWarps, 4) exportKernel(const __gri
   const int blockRow = warp * kExportRows, firstRow = static_cast<int>(blockIdx.x) * kBlockRows;
   const int slot = p.slot[entry * p.slotStride];
   ExportRowState<Act, kChunks> rows{};
-  if (slot >= 0) {
+  if (slot >= 0 && slot < p.slots) {
     const int h = min(max(p.pending[slot], 0), p.window);
     rows.load(p, slot, head, firstRow + blockRow, lane);
     loadRecords<Act>(p, records, keys, slot, head, firstRow, h);
