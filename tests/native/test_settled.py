@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.layer_shapes import ssm_shape
 from tests.native import harness
 from tests.native.twin import Twin
 from trtllm_replayssm.config import ReplayConfig
@@ -76,7 +77,7 @@ def test_settled_updates_give_the_bits_of_plain_ones(
     """8 heads: 1, 40 and 180 rows take the three launch choices on a GPU of 132 multiprocessors."""
     import torch
 
-    shape = harness.ssm_shape(kind, heads=8, groups=2, head_dim=head_dim, state_dim=128)
+    shape = ssm_shape(kind, heads=8, groups=2, head_dim=head_dim, state_dim=128)
     twin = Twin(library, shape, ReplayConfig(window=WINDOW), "bfloat16", slots=rows * LINKS)
     twin.pool.tensors["checkpoint"].normal_()
     twin.pool.tensors["origin"].copy_(torch.arange(rows * LINKS) % (WINDOW + 1))
@@ -109,7 +110,7 @@ def test_settled_conventional_steps_give_the_bits_of_plain_ones(
 ) -> None:
     import torch
 
-    shape = harness.ssm_shape(kind, heads=8, groups=2, head_dim=head_dim, state_dim=128)
+    shape = ssm_shape(kind, heads=8, groups=2, head_dim=head_dim, state_dim=128)
     twin = Twin(library, shape, ReplayConfig(window=WINDOW), "bfloat16", slots=rows * LINKS)
     chain = Chain(twin, rows)
     generator = torch.Generator("cuda").manual_seed(5)
