@@ -25,6 +25,13 @@ __device__ __forceinline__ uint32_t sharedWord(uint32_t address) {
   return word;
 }
 
+// The lane, read anew: what follows from it is not kept in registers while the sums need them.
+__device__ __forceinline__ int laneAnew() {
+  int lane;
+  asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
+  return lane;
+}
+
 __device__ __forceinline__ uint32_t rotateRight(uint32_t word, int bits) { return __funnelshift_r(word, word, bits); }
 
 __device__ __forceinline__ uint32_t multiplyPair(uint32_t a, uint32_t b) {
