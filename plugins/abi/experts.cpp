@@ -2,6 +2,7 @@
 #include "replayssm/experts.h"
 
 #include <cstdlib>
+#include <cstring>
 
 #include "abi/call.h"
 #include "abi/experts_checks.h"
@@ -48,23 +49,28 @@ bool mayBeWide(const rssm_experts_args& a) {
          a.up.columns % kOrderColumns == 0 && a.down.columns % kOrderColumns == 0;
 }
 
-// Which of the kernels serve, for comparisons: RSSM_EXPERTS=<plan><wide>, plan 0: one block, 1: a cluster of blocks; wide
-// 0: tokens copied one by one, 1 and 2: in the order of steps, 12 or 16 warps that multiply.
+// Which of the kernels serve, for comparisons: RSSM_EXPERTS=<plan><wide><turns>. plan 0: one block, 1: a cluster of
+// blocks. wide 0: tokens copied one by one, 1 and 2: in the order of steps, 12 or 16 warps that multiply, 3: as 2, from
+// passes of 32 tokens on. turns: rotations by products (0, 3, 6).
 struct Variant {
-  int plan = 1, wide = 2;
+  int plan = 1, wide = 2, turns = 0;
   Variant() {
     const char* text = std::getenv("RSSM_EXPERTS");
-    if (text == nullptr || text[0] == 0 || text[1] == 0) return;
+    if (text == nullptr || std::strlen(text) != 3) return;
     plan = text[0] - '0';
     wide = text[1] - '0';
+    turns = text[2] - '0';
   }
 };
 
 // Whether tokens may be copied in the order of steps: sizes of whole steps, and the plan that pads experts.
 bool mayBeDeep(const rssm_experts_args& a) {
   const Variant variant;
-  return mayBeWide(a) && variant.plan == 1 && variant.wide > 0 && a.up.columns % kLayoutColumns == 0 &&
-         a.down.columns % kLayoutColumns == 0;
+  const int64_t pairs = a.x.shape[0] * a.ids.shape[1];
+  const int fewest = variant.wide == 3 ? kWideTokens / 2 : kWideTokens;
+  return kWideBuilt && variant.plan == 1 && variant.wide > 0 &&
+         choosePassTokens(a.pass_tokens, pairs, a.up.data.shape[0]) >= fewest &&
+         a.up.columns % kLayoutColumns == 0 && a.down.columns % kLayoutColumns == 0;
 }
 
 constexpr int64_t kRowPadding = kRowGroup - 1;  // rows that an expert's may be padded by
@@ -91,7 +97,7 @@ struct ExpertsWorkspace {
     position = take(pairs * static_cast<int64_t>(sizeof(int32_t)));
     inner = take(padded * a.up.rows * 2);
     rows = take(padded * a.down.rows * 2);
-    ordered = take(mayBeWide(a) ? (mayBeDeep(a) ? padded : a.x.shape[0]) * a.up.columns * 2 : 0);
+    ordered = take(mayBeDeep(a) ? padded * a.up.columns * 2 : mayBeWide(a) ? a.x.shape[0] * a.up.columns * 2 : 0);
     bytes = at;
   }
 };
@@ -178,7 +184,8 @@ cudaError_t launchAll(const rssm_experts_args& a, uint8_t* workspace, cudaStream
   if (code == cudaSuccess) code = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
   if (code == cudaSuccess) code = cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
   const Variant variant;
-  const bool wide = mayBeWide(a) && major == 9 && minor == 0, deep = wide && mayBeDeep(a);
+  const bool hopper = major == 9 && minor == 0, deep = hopper && mayBeDeep(a), wide = hopper && mayBeWide(a);
+  up.multiplied = down.multiplied = variant.turns;
   GatherParams gather{};
   if (deep) {
     makeDeep(a, workspace + layout.ordered, plan, gather, up, down);

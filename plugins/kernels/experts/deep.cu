@@ -13,14 +13,14 @@ cudaError_t launchTraitsDeep(GroupedParams p, cudaStream_t stream) {
   const cudaError_t code = queryDevice(device);
   if (code != cudaSuccess) return code;
   constexpr int kReserved = static_cast<int>(sizeof(DeepState)) + 128;  // of a block, beside the ring
-  p.stageBytes = T::kStageBytes;
+  p.stageBytes = T::stageBytes(p.passTokens);
   p.steps = p.columns / T::Format::kStepColumns;
   p.rounds = (p.tiles + T::kRoundTiles - 1) / T::kRoundTiles;
-  const int stages = (device.blockBytes - kReserved) / T::kStageBytes;
+  const int stages = (device.blockBytes - kReserved) / p.stageBytes;
   if (stages < 2) return cudaErrorInvalidConfiguration;
   p.stages = stages < kMostStages ? stages : kMostStages;
   return launchLarge(stream, true, deepKernel<T>, dim3(static_cast<unsigned>(device.multiprocessors)), T::kThreads,
-                     T::kStageBytes * p.stages, p);
+                     p.stageBytes * p.stages, p);
 }
 
 template <class Format>
@@ -37,9 +37,12 @@ int stepColumnsOf(WeightFormat format) {
 
 cudaError_t launchDeep(const GroupedParams& p, int warps, cudaStream_t stream) {
   switch (p.format) {
-    case WeightFormat::kNvfp4: return launchFormat<Nvfp4Weights>(p, warps, stream);
+    case WeightFormat::kNvfp4:
+      if (p.multiplied == 3) return launchTraitsDeep<DeepTraits<Nvfp4Codes<3>, 16>>(p, stream);
+      if (p.multiplied == 6) return launchTraitsDeep<DeepTraits<Nvfp4Codes<6>, 16>>(p, stream);
+      return launchFormat<Nvfp4Weights>(p, warps, stream);
     case WeightFormat::kFp8: return launchFormat<Fp8Weights>(p, warps, stream);
-    default: return launchFormat<Bfloat16Weights>(p, warps, stream);
+    default: return launchTraitsDeep<DeepTraits<Bfloat16Weights, 12>>(p, stream);  // registers are short for 16
   }
 }
 

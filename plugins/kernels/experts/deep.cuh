@@ -15,7 +15,7 @@ namespace replayssm {
 // What stays of the descriptor of a stage's tokens: its lower word, the same in all lanes.
 template <class T>
 __device__ __forceinline__ uint32_t tokensWord(uint32_t stage) {
-  const uint32_t word = (stage + T::kWeightBytes) >> 4 | static_cast<uint32_t>(kCoreBytes >> 4) << 16;
+  const uint32_t word = (stage + T::kTokens) >> 4 | static_cast<uint32_t>(kCoreBytes >> 4) << 16;
   return __shfl_sync(0xffffffffu, word, 0);
 }
 
@@ -181,12 +181,12 @@ __device__ __forceinline__ void deepRound(const GroupedParams& p, DeepState& sta
 #pragma unroll 1
   for (int step = 0;; ++step) {
     barrierWait(sharedAddress(&state.full[cursor.stage]), cursor.parity);
-    multiplyStage<T, kRows, kTiles>(sum, ring + static_cast<uint32_t>(cursor.stage * T::kStageBytes), slot);
+    multiplyStage<T, kRows, kTiles>(sum, ring + static_cast<uint32_t>(cursor.stage * p.stageBytes), slot);
     if (step == p.steps - 1) break;
     release(state, cursor, p.stages);
   }
   const float* weight = p.epilogue == ExpertEpilogue::kWeighted
-                            ? reinterpret_cast<const float*>(memory + cursor.stage * T::kStageBytes + T::kRowWeights)
+                            ? reinterpret_cast<const float*>(memory + cursor.stage * p.stageBytes + T::kRowWeights)
                             : nullptr;
   storeRound<T, kRows, kTiles>(p, round, slot, sum, weight);
   release(state, cursor, p.stages);

@@ -21,11 +21,11 @@ struct DeepTraits {
   static constexpr int kColumnBytes = Format::kStepColumns * 2;
   static constexpr int kTileBytes = Format::kPieces * kPieceBytes, kScaleTileBytes = Format::kScaleBytes * 32;
   static constexpr int kGroupBytes = kLayoutTiles * kTileBytes, kGroupScales = kLayoutTiles * kScaleTileBytes;
-  // A stage: elements, scales, tokens, routing weights of the rows (with a round's last step).
+  // A stage: elements, scales, routing weights of the rows (with a round's last step), tokens.
   static constexpr int kElementBytes = kRoundTiles * kTileBytes;
-  static constexpr int kWeightBytes = kElementBytes + kRoundTiles * kScaleTileBytes;
-  static constexpr int kRowWeights = kWeightBytes + kMaxPassTokens * kColumnBytes;
-  static constexpr int kStageBytes = kRowWeights + kMaxPassTokens * static_cast<int>(sizeof(float));
+  static constexpr int kRowWeights = kElementBytes + kRoundTiles * kScaleTileBytes;
+  static constexpr int kTokens = kRowWeights + kMaxPassTokens * static_cast<int>(sizeof(float));
+  __host__ __device__ static constexpr int stageBytes(int tokens) { return kTokens + tokens * kColumnBytes; }
 };
 
 // The round that begins with a stage; count 0: there are no more. `factor`: where all rows have the same.
@@ -66,7 +66,7 @@ struct DeepWeights {
   __device__ void step(uint32_t ring) {
     const ExpertEntry& entry = walk.entry;
     const uint32_t barrier = sharedAddress(&state.full[cursor.stage]);
-    const uint32_t target = ring + static_cast<uint32_t>(cursor.stage * T::kStageBytes);
+    const uint32_t target = ring + static_cast<uint32_t>(cursor.stage * p.stageBytes);
     const int left = all - walk.round * T::kRoundGroups, groups = left < T::kRoundGroups ? left : T::kRoundGroups;
     if (lane == 0) {
       const DeepRound round = {entry.expert, entry.first, entry.count, walk.round, {factor[0], factor[1]}};
@@ -109,9 +109,9 @@ struct DeepTokens {
   __device__ void copy(uint32_t ring) const {
     const int first = walk.entry.first, rows = (walk.entry.count + 7) & ~7;
     const uint32_t barrier = sharedAddress(&state.full[cursor.stage]);
-    const uint32_t target = ring + static_cast<uint32_t>(cursor.stage * T::kStageBytes);
+    const uint32_t target = ring + static_cast<uint32_t>(cursor.stage * p.stageBytes);
     const int64_t at = first * p.inStride + static_cast<int64_t>(walk.step) * (rows * T::Format::kStepColumns);
-    bulkLoad(target + T::kWeightBytes, static_cast<const uint16_t*>(p.in) + at, rows * T::kColumnBytes, barrier);
+    bulkLoad(target + T::kTokens, static_cast<const uint16_t*>(p.in) + at, rows * T::kColumnBytes, barrier);
     if (p.epilogue == ExpertEpilogue::kWeighted && walk.step == p.steps - 1) {
       bulkLoad(target + T::kRowWeights, p.rowWeight + first, rows * 4, barrier);
     }

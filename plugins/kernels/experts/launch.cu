@@ -54,7 +54,10 @@ cudaError_t launchGrouped(const GroupedParams& p, cudaStream_t stream) {
     if (p.wide) return launchWide(p, stream);
   }
   switch (p.format) {
-    case WeightFormat::kNvfp4: return launchFormat<Nvfp4Weights>(p, stream);
+    case WeightFormat::kNvfp4:
+      if (p.multiplied == 3) return launchFormat<Nvfp4Codes<3>>(p, stream);
+      if (p.multiplied == 6) return launchFormat<Nvfp4Codes<6>>(p, stream);
+      return launchFormat<Nvfp4Weights>(p, stream);
     case WeightFormat::kFp8: return launchFormat<Fp8Weights>(p, stream);
     default: return launchFormat<Bfloat16Weights>(p, stream);
   }
