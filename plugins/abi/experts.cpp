@@ -51,15 +51,16 @@ bool mayBeWide(const rssm_experts_args& a) {
 
 // Which of the kernels serve, for comparisons: RSSM_EXPERTS=<plan><wide><turns>. plan 0: one block, 1: a cluster of
 // blocks. wide 0: tokens copied one by one, 1 and 2: in the order of steps, 12 or 16 warps that multiply, 3: as 2, from
-// passes of 32 tokens on. turns: rotations by products (0, 3, 6).
+// passes of 32 tokens on. turns: rotations by products (0, 3, 6). A fourth, for times alone: GroupedParams::diagnose.
 struct Variant {
-  int plan = 1, wide = 2, turns = 0;
+  int plan = 1, wide = 2, turns = 0, diagnose = 0;
   Variant() {
     const char* text = std::getenv("RSSM_EXPERTS");
-    if (text == nullptr || std::strlen(text) != 3) return;
+    if (text == nullptr || std::strlen(text) < 3) return;
     plan = text[0] - '0';
     wide = text[1] - '0';
     turns = text[2] - '0';
+    if (text[3] != 0) diagnose = text[3] - '0';
   }
 };
 
@@ -186,6 +187,7 @@ cudaError_t launchAll(const rssm_experts_args& a, uint8_t* workspace, cudaStream
   const Variant variant;
   const bool hopper = major == 9 && minor == 0, deep = hopper && mayBeDeep(a), wide = hopper && mayBeWide(a);
   up.multiplied = down.multiplied = variant.turns;
+  up.diagnose = down.diagnose = variant.diagnose;
   GatherParams gather{};
   if (deep) {
     makeDeep(a, workspace + layout.ordered, plan, gather, up, down);

@@ -26,14 +26,16 @@ __global__ void __launch_bounds__(kGatherThreads) gatherKernel(const __grid_cons
   waitForPredecessor();
   releaseDependents();  // after the wait: the plan is complete when the first product starts
   const int passes = __ldcg(p.plan.entryCount), steps = p.columns / p.stepColumns, pieces = p.stepColumns / 8;
+  const int shift = 31 - __clz(pieces);  // 8 or 16 of them
   for (int task = static_cast<int>(blockIdx.x); task < passes * steps; task += static_cast<int>(gridDim.x)) {
     const int pass = task / steps, step = task - pass * steps;
     const int4 entry = __ldcg(reinterpret_cast<const int4*>(p.plan.entries + pass));
     const int first = entry.y, count = entry.z, rows = (count + kRowGroup - 1) / kRowGroup * kRowGroup;
     uint16_t* out = static_cast<uint16_t*>(p.out) + static_cast<int64_t>(first) * p.columns +
                     static_cast<int64_t>(step) * rows * p.stepColumns;
+#pragma unroll 2
     for (int i = static_cast<int>(threadIdx.x); i < rows * pieces; i += kGatherThreads) {
-      const int row = i / (kRowGroup * pieces) * kRowGroup + i % kRowGroup, piece = i / kRowGroup % pieces;
+      const int row = (i >> (3 + shift)) * kRowGroup + i % kRowGroup, piece = i / kRowGroup & (pieces - 1);
       uint4 word = {0, 0, 0, 0};
       if (row < count) {
         const int token = __ldcg(p.plan.rowToken + first + row);

@@ -98,6 +98,7 @@ struct GroupedParams {
   bool wide;                   // instructions of a warpgroup; `in` has its columns in their order
   bool orderOut;               // store channels in that order
   int32_t multiplied;          // of the rotations that unpack NVFP4: 0, 3 or 6 are products
+  int32_t diagnose;            // deep, for times alone: 1: nothing is copied, 2: nothing is multiplied
   int32_t outStep;             // deep: columns of a step of the product that reads `out`, 0: rows as they are
   bool weightsFirst;           // the plan is there, or none is needed: weights may come before the predecessor ends
   bool programmaticLaunch;
