@@ -53,8 +53,8 @@ __global__ void __launch_bounds__(Traits::kThreads, kResidentWarps<Traits> / Tra
   TokenScalars in = TokenScalars::constants(step);
   uint2 key, query;
   const auto loadInputs = [&] {
-    query = __ldg(step.vector(p.q));
-    key = __ldg(step.vector(p.k));
+    query = loadInput(step.vector(p.q));
+    key = loadInput(step.vector(p.k));
     in.load(step);
   };
   if constexpr (!kSettled) loadInputs();

@@ -5,6 +5,7 @@
 // token are ever read.
 #pragma once
 
+#include "../common/input.cuh"
 #include "../common/mbarrier.cuh"
 #include "../common/row_math.cuh"
 #include "../common/vector.cuh"
@@ -106,12 +107,12 @@ struct Step {
            lane;
   }
   __device__ float number(const TokenTensor& t) const {
-    return __ldg(static_cast<const float*>(t.data) + row * t.rowStride + head * t.headStride);
+    return loadInput(static_cast<const float*>(t.data) + row * t.rowStride + head * t.headStride);
   }
   // The step's value of the lane's row.
   __device__ uint16_t value() const {
-    return __ldg(static_cast<const uint16_t*>(p.value.data) + row * p.value.rowStride + head * p.value.headStride +
-                 laneRow());
+    return loadInput(static_cast<const uint16_t*>(p.value.data) + row * p.value.rowStride + head * p.value.headStride +
+                     laneRow());
   }
   __device__ uint16_t* out() const {
     return static_cast<uint16_t*>(p.out) + row * p.outRowStride + head * p.outHeadStride;
