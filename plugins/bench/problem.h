@@ -10,6 +10,7 @@
 
 struct Problem {
   static constexpr int64_t kColdBytes = int64_t{400} << 20;  // rotated state: several times the L2
+  static constexpr int kLeastRotations = 4;  // launches that promise settled states may overlap two others: other slots
   static constexpr int kLeastLaunches = 12;  // of a graph, whose own start is part of the time
 
   Shape shape;
@@ -31,7 +32,7 @@ struct Problem {
         ringRows(c.window + c.tokens), entries(conventional && tokens > 1 ? tokens + 1 : 1) {
     int64_t rowBytes = stateElems() * 4;
     const int64_t bytes = cold ? kColdBytes : 1;
-    rotations = static_cast<int>(std::max<int64_t>(1, (bytes + rows * rowBytes - 1) / (rows * rowBytes)));
+    rotations = static_cast<int>(std::max<int64_t>(kLeastRotations, (bytes + rows * rowBytes - 1) / (rows * rowBytes)));
     repeats = (kLeastLaunches + rotations - 1) / rotations;
     slots = static_cast<int64_t>(rows) * rotations;
     allocate();
