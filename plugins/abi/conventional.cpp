@@ -30,6 +30,7 @@ ConventionalParams flatten(const rssm_conventional_args& a) {
   ConventionalParams p{};
   flattenStep(a, p);
   p.programmaticLaunch = (a.flags & RSSM_CONVENTIONAL_PROGRAMMATIC_LAUNCH) != 0;
+  p.settled = p.programmaticLaunch && (a.flags & RSSM_CONVENTIONAL_SETTLED_STATE) != 0;
   p.entry = static_cast<const int32_t*>(a.entry.data);
   p.slots = static_cast<int32_t>(a.state.shape[0]);
   p.entries = static_cast<int32_t>(a.state.shape[1]);

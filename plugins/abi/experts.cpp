@@ -1,6 +1,9 @@
 // extern "C" face of the routed experts: validate, lay out the workspace, launch plan, products and sum.
 #include "replayssm/experts.h"
 
+#include <cstdlib>
+#include <cstring>
+
 #include "abi/call.h"
 #include "abi/experts_checks.h"
 
@@ -46,6 +49,33 @@ bool mayBeWide(const rssm_experts_args& a) {
          a.up.columns % kOrderColumns == 0 && a.down.columns % kOrderColumns == 0;
 }
 
+// Which of the kernels serve, for comparisons: RSSM_EXPERTS=<plan><wide><turns>. plan 0: one block, 1: a cluster of
+// blocks. wide 0: tokens copied one by one, 1 and 2: in the order of steps, 12 or 16 warps that multiply, 3: as 2, from
+// passes of 32 tokens on. turns: rotations by products (0, 3, 6). A fourth, for times alone: GroupedParams::diagnose.
+struct Variant {
+  int plan = 1, wide = 2, turns = 0, diagnose = 0;
+  Variant() {
+    const char* text = std::getenv("RSSM_EXPERTS");
+    if (text == nullptr || std::strlen(text) < 3) return;
+    plan = text[0] - '0';
+    wide = text[1] - '0';
+    turns = text[2] - '0';
+    if (text[3] != 0) diagnose = text[3] - '0';
+  }
+};
+
+// Whether tokens may be copied in the order of steps: sizes of whole steps, and the plan that pads experts.
+bool mayBeDeep(const rssm_experts_args& a) {
+  const Variant variant;
+  const int64_t pairs = a.x.shape[0] * a.ids.shape[1];
+  const int fewest = variant.wide == 3 ? kWideTokens / 2 : kWideTokens;
+  return kWideBuilt && variant.plan == 1 && variant.wide > 0 &&
+         choosePassTokens(a.pass_tokens, pairs, a.up.data.shape[0]) >= fewest &&
+         a.up.columns % kLayoutColumns == 0 && a.down.columns % kLayoutColumns == 0;
+}
+
+constexpr int64_t kRowPadding = kRowGroup - 1;  // rows that an expert's may be padded by
+
 // Offsets of everything in the workspace; the only place that knows them.
 struct ExpertsWorkspace {
   int64_t entryCount, entries, rowToken, rowWeight, position, inner, rows, ordered, bytes;
@@ -53,6 +83,7 @@ struct ExpertsWorkspace {
   explicit ExpertsWorkspace(const rssm_experts_args& a) {
     const int64_t pairs = a.x.shape[0] * a.ids.shape[1];
     const int64_t experts = a.up.data.shape[0] < pairs ? a.up.data.shape[0] : pairs;
+    const int64_t padded = pairs + experts * kRowPadding;
     const int64_t passes = experts + pairs / choosePassTokens(a.pass_tokens, pairs, a.up.data.shape[0]);
     int64_t at = 0;
     const auto take = [&at](int64_t bytesTaken) {
@@ -62,12 +93,12 @@ struct ExpertsWorkspace {
     };
     entryCount = take(sizeof(int32_t));
     entries = take((passes + 1) * static_cast<int64_t>(sizeof(ExpertEntry)));
-    rowToken = take(pairs * static_cast<int64_t>(sizeof(int32_t)));
-    rowWeight = take(pairs * static_cast<int64_t>(sizeof(float)));
+    rowToken = take(padded * static_cast<int64_t>(sizeof(int32_t)));
+    rowWeight = take(padded * static_cast<int64_t>(sizeof(float)));
     position = take(pairs * static_cast<int64_t>(sizeof(int32_t)));
-    inner = take(pairs * a.up.rows * 2);
-    rows = take(pairs * a.down.rows * 2);
-    ordered = take(mayBeWide(a) ? a.x.shape[0] * a.up.columns * 2 : 0);
+    inner = take(padded * a.up.rows * 2);
+    rows = take(padded * a.down.rows * 2);
+    ordered = take(mayBeDeep(a) ? padded * a.up.columns * 2 : mayBeWide(a) ? a.x.shape[0] * a.up.columns * 2 : 0);
     bytes = at;
   }
 };
@@ -98,6 +129,21 @@ void makeWide(const rssm_experts_args& a, uint8_t* ordered, PlanParams& plan, Gr
   up.in = ordered;
   up.inStride = a.up.columns;
   up.wide = up.orderOut = down.wide = true;
+}
+
+// Both products read tokens in the order of their steps, which `gather` makes for the first and the first for the second.
+void makeDeep(const rssm_experts_args& a, uint8_t* ordered, const PlanParams& plan, GatherParams& gather,
+              GroupedParams& up, GroupedParams& down) {
+  gather.in = a.x.data;
+  gather.out = ordered;
+  gather.inStride = a.x.stride[0];
+  gather.columns = a.up.columns;
+  gather.stepColumns = stepColumnsOf(up.format);
+  gather.plan = plan.plan;
+  up.in = ordered;
+  up.inStride = a.up.columns;
+  up.outStep = stepColumnsOf(down.format);
+  up.rowWeight = plan.plan.rowWeight;
 }
 
 cudaError_t launchAll(const rssm_experts_args& a, uint8_t* workspace, cudaStream_t stream) {
@@ -138,10 +184,29 @@ cudaError_t launchAll(const rssm_experts_args& a, uint8_t* workspace, cudaStream
   cudaError_t code = cudaGetDevice(&device);
   if (code == cudaSuccess) code = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
   if (code == cudaSuccess) code = cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
-  if (mayBeWide(a) && major == 9 && minor == 0) makeWide(a, workspace + layout.ordered, plan, up, down);
-  if (code == cudaSuccess) code = launchPlan(plan, stream);
-  if (code == cudaSuccess) code = launchGrouped(up, stream);
-  if (code == cudaSuccess) code = launchGrouped(down, stream);
+  const Variant variant;
+  const bool hopper = major == 9 && minor == 0, deep = hopper && mayBeDeep(a), wide = hopper && mayBeWide(a);
+  up.multiplied = down.multiplied = variant.turns;
+  up.diagnose = down.diagnose = variant.diagnose;
+  GatherParams gather{};
+  if (deep) {
+    makeDeep(a, workspace + layout.ordered, plan, gather, up, down);
+  } else if (wide) {
+    makeWide(a, workspace + layout.ordered, plan, up, down);
+  }
+  if (code == cudaSuccess) code = variant.plan == 1 ? launchClusterPlan(plan, stream) : launchPlan(plan, stream);
+  if constexpr (kWideBuilt) {
+    if (deep) {
+      const int warps = variant.wide == 1 ? 12 : 16;
+      if (code == cudaSuccess) code = launchGather(gather, stream);
+      if (code == cudaSuccess) code = launchDeep(up, warps, stream);
+      if (code == cudaSuccess) code = launchDeep(down, warps, stream);
+    }
+  }
+  if (!deep) {
+    if (code == cudaSuccess) code = launchGrouped(up, stream);
+    if (code == cudaSuccess) code = launchGrouped(down, stream);
+  }
   if (code == cudaSuccess) code = launchReduce(sum, stream);
   return code;
 }

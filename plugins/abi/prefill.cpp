@@ -53,6 +53,7 @@ PrefillParams flatten(const rssm_prefill_args& a, const PrefillSizes& s) {
   p.checkpointSlotStride = a.checkpoint.stride[0];
   p.carry = static_cast<float*>(a.carry.data);
   p.carryStride = a.carry.stride[0];
+  p.carries = a.carry.data == nullptr ? 0 : static_cast<int32_t>(a.carry.shape[0]);
   p.ringValue = a.ring_value.data;
   p.ringValueSlotStride = a.ring_value.stride[0];
   p.ringKey = a.ring_k.data;

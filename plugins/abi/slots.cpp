@@ -12,8 +12,10 @@ constexpr int64_t kMaxSlots = 65535;  // slots of one call lie along a grid's se
 constexpr uint32_t kOneFloat32 = 0x3f800000u;
 constexpr uint32_t kOneE4m3 = 0x38383838u;  // four times
 
-SlotList slotList(const rssm_tensor& t) {
-  return {static_cast<int32_t>(t.shape[0]), static_cast<const int32_t*>(t.data), t.stride[0]};
+// `pool`: a tensor of the slots' pool.
+SlotList slotList(const rssm_tensor& t, const rssm_tensor& pool) {
+  return {static_cast<int32_t>(t.shape[0]), static_cast<int32_t>(pool.shape[0]), static_cast<const int32_t*>(t.data),
+          t.stride[0]};
 }
 
 void checkReset(Checker& check, const rssm_reset_slots_args& a) {
@@ -43,7 +45,7 @@ void fill(Checker& check, const SlotList& slots, const rssm_tensor& t, uint32_t 
 cudaError_t reset(const rssm_reset_slots_args& a, cudaStream_t stream) {
   if (a.slot.shape[0] == 0) return cudaSuccess;
   ResetParams p{};
-  p.slots = slotList(a.slot);
+  p.slots = slotList(a.slot, a.origin);
   p.newSeed = static_cast<const int64_t*>(a.new_seed.data);
   p.newSeedStride = a.new_seed.stride[0];
   p.newPosition = static_cast<const int32_t*>(a.new_position.data);
@@ -71,7 +73,7 @@ rssm_status rssm_clear_state(const rssm_clear_state_args* args, void* stream, rs
   check.range("slot: R", a.slot.shape[0], 0, kMaxSlots);
   checkCopies(check, {a.checkpoint, a.checkpoint_scale, a.read, a.read_scale, a.read_head_scale}, kAny);
   if (!check.ok() || a.slot.shape[0] == 0) return check.status();
-  const SlotList slots = slotList(a.slot);
+  const SlotList slots = slotList(a.slot, a.checkpoint);
   const auto on = static_cast<cudaStream_t>(stream);
   fill(check, slots, a.checkpoint, 0, on);
   if (a.checkpoint.dtype == RSSM_FLOAT8_E4M3) fill(check, slots, a.checkpoint_scale, kOneFloat32, on);

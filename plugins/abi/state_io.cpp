@@ -113,6 +113,7 @@ ExportParams flatten(const rssm_state_export_args& a) {
   auto ring = [](const rssm_tensor& t) { return RingTensor{t.data, t.stride[0]}; };
   ExportParams p{};
   p.states = static_cast<int32_t>(a.slot.shape[0]);
+  p.slots = static_cast<int32_t>(a.checkpoint.shape[0]);
   p.heads = static_cast<int32_t>(a.checkpoint.shape[1]);
   p.groups = static_cast<int32_t>(a.ring_k.shape[1]);
   p.headDim = static_cast<int32_t>(a.checkpoint.shape[2]);
@@ -153,6 +154,7 @@ void checkImport(Checker& check, const rssm_state_import_args& a) {
 ImportParams flatten(const rssm_state_import_args& a) {
   ImportParams p{};
   p.states = static_cast<int32_t>(a.slot.shape[0]);
+  p.slots = static_cast<int32_t>(a.checkpoint.shape[0]);
   p.heads = static_cast<int32_t>(a.checkpoint.shape[1]);
   p.headDim = static_cast<int32_t>(a.checkpoint.shape[2]);
   p.stateDim = static_cast<int32_t>(a.checkpoint.shape[3]);

@@ -43,6 +43,7 @@ inline UpdateParams flatten(const rssm_update_args& a) {
   p.slots = static_cast<int32_t>(a.checkpoint.shape[0]);
   p.ringRows = static_cast<int32_t>(a.ring_value.shape[2]);
   p.programmaticLaunch = (a.flags & RSSM_UPDATE_PROGRAMMATIC_LAUNCH) != 0;
+  p.settled = p.programmaticLaunch && (a.flags & RSSM_UPDATE_SETTLED_STATE) != 0;
   p.slot = static_cast<const int32_t*>(a.slot.data);
   p.slotStride = a.slot.stride[0];
   p.numTokens = static_cast<const int32_t*>(a.num_tokens.data);

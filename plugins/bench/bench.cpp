@@ -1,6 +1,8 @@
 // Times the list's float32 cases over the C ABI on full windows, cold L2, after a correctness gate; prints JSON lines.
 //   replayssm_bench [--list] [--suite NAMES] [--operation NAMES] [--shape NAMES] [--rows NUMBERS] [--tokens NUMBERS]
-// --list prints the cases with the bytes they must move and needs no GPU.
+//                   [--settled]
+// --list prints the cases with the bytes they must move and needs no GPU. --settled times launches that promise settled
+// states, too.
 #include <cstring>
 #include <map>
 #include <memory>
@@ -12,7 +14,7 @@
 namespace {
 
 struct Options {
-  bool list = false;
+  bool list = false, settled = false;
   std::string suite, operation, shape, rows, tokens;  // comma separated; empty: all
 };
 
@@ -31,6 +33,8 @@ Options parse(int argc, char** argv) {
     std::string name = argv[i];
     if (name == "--list") {
       options.list = true;
+    } else if (name == "--settled") {
+      options.settled = true;
     } else if (named.count(name) != 0 && i + 1 < argc) {
       *named[name] = argv[++i];
     } else {
@@ -46,7 +50,7 @@ struct Machine {
 };
 
 void report(const Shape& shape, const Case& c, const Machine& machine, int accepted,
-            const std::map<int, Timing>& times, bool programmatic, double conventional) {
+            const std::map<int, Timing>& times, uint32_t flags, double conventional) {
   double mean = 0, bytes = 0, low = 0, high = 0;
   std::vector<int> cycle = windowCycle(c, accepted);
   std::string steps;
@@ -62,10 +66,10 @@ void report(const Shape& shape, const Case& c, const Machine& machine, int accep
   }
   const double floor = bytes / machine.bandwidth * 1e6;
   std::printf("{\"what\": \"%s\", \"shape\": \"%s\", \"B\": %d, \"T\": %d, \"L\": %d, \"accepted\": %d, "
-              "\"programmatic\": %s, \"us\": %.3f, \"us_quartiles\": [%.3f, %.3f], \"GBs\": %.1f, \"floor_us\": %.2f, "
+              "\"programmatic\": %s, \"settled\": %s, \"us\": %.3f, \"us_quartiles\": [%.3f, %.3f], \"GBs\": %.1f, \"floor_us\": %.2f, "
               "\"percent_of_floor\": %.1f, ",
               operationName(c.operation), shape.name, c.rows, c.tokens, c.window, accepted,
-              programmatic ? "true" : "false", mean, low, high, bytes / mean * 1e-3, floor, 100 * floor / mean);
+              flags != Problem::kPlainLaunch ? "true" : "false", flags == Problem::kSettled ? "true" : "false", mean, low, high, bytes / mean * 1e-3, floor, 100 * floor / mean);
   if (conventional > 0) std::printf("\"over_conventional\": %.3f, ", mean / conventional);
   std::printf("\"by_h\": {%s}, \"copy_TBs\": %.3f, \"gpu\": \"%s\"}\n", steps.c_str(), machine.bandwidth * 1e-12,
               machine.gpu.c_str());
@@ -74,18 +78,19 @@ void report(const Shape& shape, const Case& c, const Machine& machine, int accep
 
 // Times one case; `standard` collects the conventional standard steps by batch.
 void run(const Shape& shape, const Case& c, const Machine& machine, std::map<int, double>& standard,
-         cudaStream_t stream) {
+         bool settled, cudaStream_t stream) {
   Problem problem(shape, c, c.rows);
-  for (bool programmatic : {false, true}) {
-    if (programmatic && c.rows > 8) continue;
+  for (uint32_t flags : {Problem::kPlainLaunch, Problem::kProgrammatic, Problem::kSettled}) {
+    if (flags == Problem::kProgrammatic && c.rows > 8) continue;
+    if (flags == Problem::kSettled && !settled) continue;
     std::map<int, Timing> times;
     for (int accepted : {c.tokens, 1}) {
       for (int h : windowCycle(c, accepted)) times[h] = {};
     }
     std::vector<std::function<void()>> cases;
     for (const auto& entry : times) {
-      cases.push_back([&problem, h = entry.first, programmatic, stream] {
-        for (int i = 0; i < problem.launches(); ++i) problem.run(i % problem.rotations, h, programmatic, stream);
+      cases.push_back([&problem, h = entry.first, flags, stream] {
+        for (int i = 0; i < problem.launches(); ++i) problem.run(i % problem.rotations, h, flags, stream);
       });
     }
     std::vector<Timing> measured = timeCases(stream, problem.launches(), cases);
@@ -95,15 +100,16 @@ void run(const Shape& shape, const Case& c, const Machine& machine, std::map<int
       double& best = standard[c.rows];
       best = best == 0 ? times.at(0).median : std::min(best, times.at(0).median);
     }
-    report(shape, c, machine, c.tokens, times, programmatic, standard[c.rows]);
+    report(shape, c, machine, c.tokens, times, flags, standard[c.rows]);
     if (c.tokens > 1 && c.operation == Operation::kUpdate) {
-      report(shape, c, machine, 1, times, programmatic, standard[c.rows]);
+      report(shape, c, machine, 1, times, flags, standard[c.rows]);
     }
   }
 }
 
 // Gate once per kernel, then all batches; conventional cases first, as others are compared with them.
-bool runShape(const Shape& shape, const std::vector<Case>& cases, const Machine& machine, cudaStream_t stream) {
+bool runShape(const Shape& shape, const std::vector<Case>& cases, const Machine& machine, bool settled,
+              cudaStream_t stream) {
   std::map<std::string, bool> gates;
   std::map<int, double> standard;
   bool green = true;
@@ -113,8 +119,9 @@ bool runShape(const Shape& shape, const std::vector<Case>& cases, const Machine&
       Case kind = c;
       kind.rows = 0;
       std::string name = caseName(shape, kind);
-      if (gates.count(name) == 0) green &= gates[name] = gate(shape, c, stream);
-      if (gates[name]) run(shape, c, machine, standard, stream);
+      const uint32_t flags = settled ? Problem::kSettled : Problem::kPlainLaunch;
+      if (gates.count(name) == 0) green &= gates[name] = gate(shape, c, flags, stream);
+      if (gates[name]) run(shape, c, machine, standard, settled, stream);
     }
   }
   return green;
@@ -158,7 +165,7 @@ int runAll(const Options& options) {
       cudaOk(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream");
       machine = {properties.name, copyBandwidth(stream)};
     }
-    green &= runShape(shape, cases, machine, stream);
+    green &= runShape(shape, cases, machine, options.settled, stream);
   }
   return green ? 0 : 1;
 }

@@ -81,7 +81,7 @@ inline void compareHead(Launch& launch, const Problem& problem, const Snapshot& 
 }  // namespace gate_detail
 
 // Whether a case's kernel is right on a small batch, at several h of its window; prints the largest errors.
-inline bool gate(const Shape& shape, const Case& c, cudaStream_t stream) {
+inline bool gate(const Shape& shape, const Case& c, uint32_t flags, cudaStream_t stream) {
   using namespace gate_detail;
   double output = 0, state = 0, outputShare = 0, stateShare = 0;
   std::vector<int> depths{0};
@@ -90,7 +90,7 @@ inline bool gate(const Shape& shape, const Case& c, cudaStream_t stream) {
     for (int h : depths) {
       Problem problem(shape, c, rows, false);
       Snapshot before(problem);
-      problem.run(0, h, false, stream);
+      problem.run(0, h, flags, stream);
       cudaOk(cudaStreamSynchronize(stream), "gate");
       std::vector<uint16_t> out = download<uint16_t>(problem.args.out);
       std::vector<float> after = download<float>(problem.conventional ? problem.states : problem.args.checkpoint);

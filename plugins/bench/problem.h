@@ -10,6 +10,7 @@
 
 struct Problem {
   static constexpr int64_t kColdBytes = int64_t{400} << 20;  // rotated state: several times the L2
+  static constexpr int kLeastRotations = 4;  // launches that promise settled states may overlap two others: other slots
   static constexpr int kLeastLaunches = 12;  // of a graph, whose own start is part of the time
 
   Shape shape;
@@ -31,7 +32,7 @@ struct Problem {
         ringRows(c.window + c.tokens), entries(conventional && tokens > 1 ? tokens + 1 : 1) {
     int64_t rowBytes = stateElems() * 4;
     const int64_t bytes = cold ? kColdBytes : 1;
-    rotations = static_cast<int>(std::max<int64_t>(1, (bytes + rows * rowBytes - 1) / (rows * rowBytes)));
+    rotations = static_cast<int>(std::max<int64_t>(kLeastRotations, (bytes + rows * rowBytes - 1) / (rows * rowBytes)));
     repeats = (kLeastLaunches + rotations - 1) / rotations;
     slots = static_cast<int64_t>(rows) * rotations;
     allocate();
@@ -42,10 +43,13 @@ struct Problem {
 
   int64_t stateElems() const { return static_cast<int64_t>(shape.heads) * shape.headDim * shape.stateDim; }
 
-  void run(int rotation, int h, bool programmatic, cudaStream_t stream) {
-    if (conventional) return step(rotation, programmatic, stream);
+  // How a launch follows the one before it: flags of both operations' calls.
+  static constexpr uint32_t kPlainLaunch = 0, kProgrammatic = 1, kSettled = 1 | 2;
+
+  void run(int rotation, int h, uint32_t flags, cudaStream_t stream) {
+    if (conventional) return step(rotation, flags, stream);
     rssm_update_args call = args;
-    call.flags = programmatic ? RSSM_UPDATE_PROGRAMMATIC_LAUNCH : 0;
+    call.flags = flags;
     call.h.data = pendingByH[static_cast<size_t>(h)];
     call.slot.data = slotByRotation[static_cast<size_t>(rotation)];
     rssm_error error{};
@@ -53,12 +57,12 @@ struct Problem {
   }
 
  private:
-  void step(int rotation, bool programmatic, cudaStream_t stream) {
+  void step(int rotation, uint32_t flags, cudaStream_t stream) {
     rssm_conventional_args call{};
     call.struct_size = sizeof(call);
     call.abi_version = RSSM_ABI_VERSION;
     call.kind = shape.kind;
-    call.flags = programmatic ? RSSM_CONVENTIONAL_PROGRAMMATIC_LAUNCH : 0;
+    call.flags = flags;
     call.slot = args.slot;
     call.slot.data = slotByRotation[static_cast<size_t>(rotation)];
     call.num_tokens = args.num_tokens;

@@ -126,7 +126,9 @@ class StateOps:
         state, cursors = self._pools.ssm[layer], self._pools.cursors
         if ctx.phase is Phase.DECODE:
             if self._native is not None:
-                return self._native.mamba2_update(state, cursors, ctx.rows, x, k, q, dt, a, d_skip=d_skip)
+                return self._native.mamba2_update(
+                    state, cursors, ctx.rows, x, k, q, dt, a, d_skip=d_skip, settled=True
+                )  # the embedding lies between the last commit and this; a whole step between a state's updates
             if isinstance(state, ConventionalLayerState):
                 return mamba2.mamba2_conventional(state, cursors, ctx.rows, x, k, q, dt, a, d_skip=d_skip).to(x.dtype)
             return mamba2.mamba2_update(state, cursors, ctx.rows, x, k, q, dt, a, d_skip=d_skip).to(x.dtype)
@@ -146,7 +148,7 @@ class StateOps:
         state, cursors = self._pools.ssm[layer], self._pools.cursors
         if ctx.phase is Phase.DECODE:
             if self._native is not None:
-                return self._native.gdn_update(state, cursors, ctx.rows, q, k, v, g, beta)
+                return self._native.gdn_update(state, cursors, ctx.rows, q, k, v, g, beta, settled=True)
             if isinstance(state, ConventionalLayerState):
                 return gdn.gdn_conventional(state, cursors, ctx.rows, q, k, v, g, beta).to(v.dtype)
             return gdn.gdn_update(state, cursors, ctx.rows, q, k, v, g, beta).to(v.dtype)

@@ -18,6 +18,7 @@ from trtllm_replayssm.bench import launch_timing, machine
 from trtllm_replayssm.bench.cases import KernelCase, Operation
 from trtllm_replayssm.bench.launch_candidates import Candidate, candidates
 from trtllm_replayssm.bench.launch_timing import choose_launch, measure
+from trtllm_replayssm.bench.problem import LaunchMode
 from trtllm_replayssm.bench.timing import Timing
 from trtllm_replayssm.cli import main
 from trtllm_replayssm.config import ReplayConfig
@@ -178,7 +179,7 @@ class StandIn:
     """`Problem` without a device: its plans are the library's, its launches are noted."""
 
     device, launches = None, 12
-    enqueued: ClassVar[list[tuple[UpdateLaunch | None, int, bool]]] = []
+    enqueued: ClassVar[list[tuple[UpdateLaunch | None, int, LaunchMode]]] = []
 
     def __init__(self, case: KernelCase, library: _abi.Library) -> None:
         self.case, self.native, self.launch = case, library, None
@@ -187,8 +188,8 @@ class StandIn:
         args = update_args(self.case.shape, self.case.rows, self.case.tokens, self.case.window, launch=self.launch)
         return self.native.update_launch_plan(args, multiprocessors)
 
-    def enqueue(self, h: int, *, programmatic: bool) -> None:
-        self.enqueued.append((self.launch, h, programmatic))
+    def enqueue(self, h: int, mode: LaunchMode) -> None:
+        self.enqueued.append((self.launch, h, mode))
 
 
 @needs_library
@@ -230,7 +231,7 @@ def test_measuring_writes_the_fastest_launch_of_the_kept_window(
     assert "taken: streamed multiprocessors 116" in printed and "direct: " in printed and "gate is red" in printed
     assert all(rows == (256,) for rows, _ in gated) and len(gated) > 5
     assert {h for _, h, _ in StandIn.enqueued} == set(replace(case(SUPER, 256, 4), window=12).cycle(2))
-    assert all(programmatic for *_, programmatic in StandIn.enqueued)
+    assert {mode for *_, mode in StandIn.enqueued} == {LaunchMode.SETTLED}
     assert UpdateLaunch(kernel=UpdateKernel.DIRECT) not in [launch for launch, *_ in StandIn.enqueued]
 
 

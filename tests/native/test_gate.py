@@ -21,7 +21,7 @@ import torch
 from tests.contract.rooms import ROOT
 from trtllm_replayssm.bench.cases import KernelCase, Operation, kernel_cases
 from trtllm_replayssm.bench.gate import GateResult, check_launch
-from trtllm_replayssm.bench.problem import Problem
+from trtllm_replayssm.bench.problem import LaunchMode, Problem
 from trtllm_replayssm.bench.rounding import (
     BFLOAT16,
     ELEMENTS,
@@ -117,7 +117,7 @@ class StandIn(Problem):
     spoil: Change | None = None
     factor = 1.0
 
-    def run(self, rotation: int, h: int, *, programmatic: bool = False) -> None:
+    def run(self, rotation: int, h: int, mode: LaunchMode = LaunchMode.PLAIN) -> None:
         assert self.state is not None
         if self.change is not None:
             self.change(self, h)

@@ -91,7 +91,7 @@ class Layer:
         return prompt | {"dt": 0.2 * self.uniform(*shape, s.heads), "a": self.a}
 
     def run(self, slots: list[int], counts: list[int], flags: list[int], carry: Any, **changes: _abi.Tensor) -> Any:
-        """One launch; the outputs. carry [4, H, P, N]; row i has entry i."""
+        """One launch; the outputs. carry [4, H, P, N] or None; row i has entry i."""
         out = torch.full_like(self.prompt["value"], float("nan"))
         rows = {"slot": slots, "num_tokens": counts, "row_flags": flags, "carry_index": [0, 1, 2, 3]}
         tensors = {name: torch.tensor(values, dtype=torch.int32, device="cuda") for name, values in rows.items()}
@@ -101,7 +101,8 @@ class Layer:
             name: getattr(self.state, own) for own, name in ring.items() if getattr(self.state, own) is not None
         }
         tensors |= {name: getattr(self.cursors, name) for name in ("origin", "h", "position", "seed")}
-        views = {name: harness.view(t) for name, t in (self.prompt | tensors | {"out": out, "carry": carry}).items()}
+        tensors |= {"out": out} | ({} if carry is None else {"carry": carry})
+        views = {name: harness.view(t) for name, t in (self.prompt | tensors).items()}
         views |= store_views("checkpoint", self.state.checkpoint)
         if self.state.read_copy is not None:
             views |= store_views("read", self.state.read_copy)

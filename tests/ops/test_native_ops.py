@@ -49,15 +49,15 @@ def layer(kind: SsmKind, act: torch.dtype = torch.bfloat16, **config: Any) -> tu
     return state, CursorTensors.allocate(5, CPU)
 
 
-def step(kind: SsmKind, state: ReplayLayerState, cursors: CursorTensors, ops: NativeOps) -> torch.Tensor:
+def step(kind: SsmKind, state: ReplayLayerState, cursors: CursorTensors, ops: NativeOps, **more: bool) -> torch.Tensor:
     """Three rows of two tokens."""
     s, rows = state.shape, StepRows(torch.tensor([1, -1, 2]), torch.tensor([2, 2, 2]))
     value = torch.zeros(3, 2, s.heads, s.head_dim, dtype=torch.bfloat16)
     key, scalar = torch.zeros(3, 2, s.groups, s.state_dim, dtype=torch.bfloat16), torch.zeros(3, 2, s.heads)
     if kind is SsmKind.GDN:
-        return ops.gdn_update(state, cursors, rows, key, key, value, scalar, scalar)
+        return ops.gdn_update(state, cursors, rows, key, key, value, scalar, scalar, **more)
     vector = torch.zeros(s.heads)
-    return ops.mamba2_update(state, cursors, rows, value, key, key, scalar, vector, d_skip=vector)
+    return ops.mamba2_update(state, cursors, rows, value, key, key, scalar, vector, d_skip=vector, **more)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -153,6 +153,10 @@ def test_a_step_asks_for_the_launch_of_its_rows_and_tokens(kind: SsmKind, monkey
         step(kind, state, cursors, NativeOps(FakeLibrary(0), CPU))  # type: ignore[arg-type]
     asked = [[getattr(args.launch, name) for name, _ in args.launch._fields_] for args in calls]
     assert asked == [runs.numbers, [0] * 6, [0] * 6, [0] * 6] and calls[0].launch.run_heads == 2
+    step(kind, state, cursors, NativeOps(FakeLibrary(0), CPU), settled=True)  # type: ignore[arg-type]
+    assert [args.flags for args in calls] == [_abi.UPDATE_PROGRAMMATIC_LAUNCH] * 4 + [
+        _abi.UPDATE_PROGRAMMATIC_LAUNCH | _abi.UPDATE_SETTLED_STATE
+    ], "only who promises settled states gets them"
 
 
 def test_a_launch_that_the_library_refuses_is_named_when_the_session_is_made() -> None:

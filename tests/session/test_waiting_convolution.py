@@ -26,12 +26,18 @@ from trtllm_replayssm.shapes import SsmShape
 class ReferenceKernels:
     """The methods of `NativeOps`, by the reference operations; counts the launches of a layer's inputs."""
 
-    mamba2_update = staticmethod(mamba2.mamba2_update)
-    gdn_update = staticmethod(gdn.gdn_update)
     commit = staticmethod(commit.commit)
 
     def __init__(self) -> None:
         self.launches: list[int] = []
+
+    def mamba2_update(self, *tensors: Any, settled: bool, **more: Any) -> Tensor:
+        assert settled, "a session's steps keep the promise"
+        return mamba2.mamba2_update(*tensors, **more)
+
+    def gdn_update(self, *tensors: Any, settled: bool) -> Tensor:
+        assert settled, "a session's steps keep the promise"
+        return gdn.gdn_update(*tensors)
 
     def ssm_inputs(
         self, shape: SsmShape, conv: Convolution, cursors: CursorTensors, rows: StepRows, decay: Tensor,

@@ -11,7 +11,7 @@ import torch
 from trtllm_replayssm.bench.cases import KernelCase
 from trtllm_replayssm.bench.gate import run_gate
 from trtllm_replayssm.bench.launch_candidates import Candidate, candidates
-from trtllm_replayssm.bench.problem import Problem
+from trtllm_replayssm.bench.problem import LaunchMode, Problem
 from trtllm_replayssm.bench.timing import Timing, time_cases
 from trtllm_replayssm.launches import LaunchPlan, UpdateLaunch
 from trtllm_replayssm.ops import _abi
@@ -52,7 +52,7 @@ def tune_launch(case: KernelCase, accepted: int, library: _abi.Library) -> Launc
 
     def enqueue(launch: UpdateLaunch | None, h: int) -> None:
         problem.launch = launch
-        problem.enqueue(h, programmatic=True)  # as a session launches it
+        problem.enqueue(h, LaunchMode.SETTLED)  # as a session launches it
 
     found = candidates(case, planner, multiprocessors)
     return choose_launch(measure(found, case.cycle(accepted), green, enqueue, problem.launches, time_cases))

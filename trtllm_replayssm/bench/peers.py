@@ -74,7 +74,7 @@ def _run(peer: Peer, case: KernelCase, bandwidth: float, rounds: int) -> dict[st
     floor, timing = case.floor_bytes(0) / bandwidth * 1e6, times[best]
     return {
         **row, "T": 1, "L": 0, "recurrence": case.recurrence.value, "read": None, "accepted": 1, "programmatic": False,
-        "variant": str(peer.variants[best]), "us": round(timing.median, 3),
+        "settled": False,         "variant": str(peer.variants[best]), "us": round(timing.median, 3),
         "us_quartiles": [round(timing.low, 3), round(timing.high, 3)],
         "GBs": round(case.floor_bytes(0) / timing.median * 1e-3, 1), "floor_us": round(floor, 2),
         "percent_of_floor": round(100 * floor / timing.median, 1),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 import torch
@@ -19,7 +20,23 @@ from trtllm_replayssm.shapes import SsmKind
 
 COLD_BYTES = 400 << 20  # state that launches of a graph pass over before they return to the first slot
 _LEAST_LAUNCHES = 12  # of a graph, whose own start is part of the time
+_LEAST_ROTATIONS = 4  # launches that promise settled states may overlap two others: their slots must be others
 _KINDS = {SsmKind.MAMBA2: _abi.Kind.MAMBA2, SsmKind.GDN: _abi.Kind.GDN}
+
+
+class LaunchMode(StrEnum):
+    """How a launch follows the one before it; SETTLED is how sessions launch."""
+
+    PLAIN = "plain"
+    PROGRAMMATIC = "programmatic"
+    SETTLED = "settled"
+
+
+_FLAGS = {
+    LaunchMode.PLAIN: 0,
+    LaunchMode.PROGRAMMATIC: _abi.UPDATE_PROGRAMMATIC_LAUNCH,
+    LaunchMode.SETTLED: _abi.UPDATE_PROGRAMMATIC_LAUNCH | _abi.UPDATE_SETTLED_STATE,
+}  # the same of conventional.h
 
 
 @dataclass
@@ -44,7 +61,7 @@ class Problem:
     def __post_init__(self) -> None:
         case, generator = self.case, torch.Generator(self.device).manual_seed(7)
         row_bytes = case.floor_bytes(0) // case.rows
-        rotations = max(1, -(-COLD_BYTES // (case.rows * row_bytes))) if self.cold else 1
+        rotations = max(_LEAST_ROTATIONS, -(-COLD_BYTES // (case.rows * row_bytes))) if self.cold else 1
         total = case.rows * rotations
         self._generator = generator
         self.inputs = self._inputs()
@@ -87,18 +104,18 @@ class Problem:
         """Launches of one graph: every slot at least once."""
         return len(self.slots) * (-(-_LEAST_LAUNCHES // len(self.slots)))
 
-    def enqueue(self, h: int, *, programmatic: bool) -> None:
+    def enqueue(self, h: int, mode: LaunchMode) -> None:
         """All launches of one graph, with h committed records in every slot."""
         for launch in range(self.launches):
-            self.run(launch % len(self.slots), h, programmatic=programmatic)
+            self.run(launch % len(self.slots), h, mode)
 
-    def run(self, rotation: int, h: int, *, programmatic: bool = False) -> None:
+    def run(self, rotation: int, h: int, mode: LaunchMode = LaunchMode.PLAIN) -> None:
         """One launch over the slots of a rotation."""
         stream = current_stream(self.out)
         if self.state is None:
             args = torch_ops.fill(
                 _abi.ConventionalArgs, {**self._shared(rotation), "state": self.states},
-                kind=self.kind, flags=int(programmatic),
+                kind=self.kind, flags=_FLAGS[mode],
             )  # fmt: skip
             self.native.conventional_update(args, stream)
             return
@@ -106,7 +123,7 @@ class Problem:
         if self.prompt:
             self.native.prefill(self._prefill_args(rotation, h), *workspace)
         else:
-            self.native.update(self._update_args(rotation, h, int(programmatic)), *workspace)
+            self.native.update(self._update_args(rotation, h, _FLAGS[mode]), *workspace)
 
     def plan(self, multiprocessors: int) -> LaunchPlan:
         """The launch that the update takes on a device of so many multiprocessors."""

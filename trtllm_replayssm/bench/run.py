@@ -11,12 +11,12 @@ import torch
 
 from trtllm_replayssm.bench.cases import KernelCase, Operation
 from trtllm_replayssm.bench.gate import GateResult, run_gate
-from trtllm_replayssm.bench.problem import Problem
+from trtllm_replayssm.bench.problem import LaunchMode, Problem
 from trtllm_replayssm.bench.timing import Timing, time_cases
 from trtllm_replayssm.errors import UnsupportedError
 from trtllm_replayssm.ops import _abi
 
-PROGRAMMATIC_ROWS = 8  # up to this batch the launch is a large part: programmatic launch is timed as well
+PROGRAMMATIC_ROWS = 8  # up to this batch the launch is a large part: one without the promise is timed as well
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +29,7 @@ class Result:
 
     case: KernelCase
     accepted: int
-    programmatic: bool
+    mode: LaunchMode
     timing: Timing
     by_h: dict[int, float]
     floor_us: float
@@ -45,7 +45,8 @@ class Result:
         found: dict[str, Any] = {
             "what": case.operation.value, "shape": case.shape_name, "B": case.rows, "T": case.tokens, "L": case.window,
             "recurrence": case.recurrence.value, "read": case.read.value if case.read else None,
-            "accepted": self.accepted, "programmatic": self.programmatic, "us": round(self.timing.median, 3),
+            "accepted": self.accepted, "programmatic": self.mode is not LaunchMode.PLAIN,
+            "settled": self.mode is LaunchMode.SETTLED, "us": round(self.timing.median, 3),
             "us_quartiles": [round(self.timing.low, 3), round(self.timing.high, 3)], "GBs": round(gigabytes, 1),
             "floor_us": round(self.floor_us, 2), "percent_of_copy_bandwidth": share, "percent_of_floor": share,
             "by_h": {str(h): round(us, 2) for h, us in self.by_h.items()},
@@ -114,16 +115,18 @@ def _time(case: KernelCase, library: _abi.Library, bandwidth: float, rounds: int
     problem = Problem(case, library)
     runs = dict.fromkeys((case.tokens, 1) if case.operation is Operation.UPDATE else (case.tokens,))
     depths = sorted({h for accepted in runs for h in case.cycle(accepted)})
-    for programmatic in (False, True):
-        if programmatic and (case.rows > PROGRAMMATIC_ROWS or case.operation is Operation.PREFILL):
+    for mode in LaunchMode:
+        if mode is not LaunchMode.PLAIN and case.operation is Operation.PREFILL:
             continue
-        timed = [(partial(problem.enqueue, h, programmatic=programmatic), problem.launches) for h in depths]
+        if mode is LaunchMode.PROGRAMMATIC and case.rows > PROGRAMMATIC_ROWS:
+            continue
+        timed = [(partial(problem.enqueue, h, mode), problem.launches) for h in depths]
         times = dict(zip(depths, time_cases(timed, rounds), strict=True))
         for accepted in runs:
-            yield _result(case, accepted, programmatic, times, bandwidth)
+            yield _result(case, accepted, mode, times, bandwidth)
 
 
-def _result(case: KernelCase, accepted: int, programmatic: bool, times: dict[int, Timing], bandwidth: float) -> Result:
+def _result(case: KernelCase, accepted: int, mode: LaunchMode, times: dict[int, Timing], bandwidth: float) -> Result:
     cycle = case.cycle(accepted)
 
     def mean(values: list[float]) -> float:
@@ -132,6 +135,6 @@ def _result(case: KernelCase, accepted: int, programmatic: bool, times: dict[int
     moved = mean([float(case.floor_bytes(h)) for h in cycle])
     timing = Timing(*(mean([getattr(times[h], part) for h in cycle]) for part in ("median", "low", "high")))
     return Result(
-        case=case, accepted=accepted, programmatic=programmatic, timing=timing,
+        case=case, accepted=accepted, mode=mode, timing=timing,
         by_h={h: times[h].median for h in sorted(set(cycle))}, floor_us=moved / bandwidth * 1e6, bytes=moved,
     )  # fmt: skip

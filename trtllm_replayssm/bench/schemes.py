@@ -150,7 +150,7 @@ def _time(problem: SchemeProblem, bandwidth: float, rounds: int, *, green: bool)
     row: dict[str, Any] = {
         "what": f"{problem.scheme.value} (our implementation)", "shape": case.shape_name, "B": case.rows,
         "T": case.tokens, "L": 0, "recurrence": case.recurrence.value, "read": None, "accepted": problem.accepted,
-        "programmatic": False, "states_read": reads, "states_written": writes,
+        "programmatic": False, "settled": False, "states_read": reads, "states_written": writes,
     }  # fmt: skip
     if not green:
         return {**row, "reason": "the gate is red"}

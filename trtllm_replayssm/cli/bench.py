@@ -131,7 +131,7 @@ def _line(row: dict[str, Any]) -> str:
     )
     low, high = row["us_quartiles"]
     kept = f" a={row['accepted']}" if row["T"] > 1 else ""
-    launch = " programmatic" if row["programmatic"] else ""
+    launch = " settled" if row["settled"] else " programmatic" if row["programmatic"] else ""
     return (
         f"{name:32} B={row['B']} T={row['T']}{kept} L={row['L']} {formats}{launch}: {row['us']:.2f} us "
         f"({low:.2f}-{high:.2f}), {row['GBs']:.0f} GB/s, {row['percent_of_floor']:.1f} % of the floor{ratio}"

@@ -91,22 +91,27 @@ class NativeOps:
 
     def mamba2_update(
         self, state: LayerState, cursors: CursorTensors, rows: StepRows, x: Tensor, k: Tensor, q: Tensor,
-        dt: Tensor, a: Tensor, *, d_skip: Tensor, skip_below: float | None = None,
+        dt: Tensor, a: Tensor, *, d_skip: Tensor, skip_below: float | None = None, settled: bool = False,
     ) -> Tensor:  # fmt: skip
         """As `reference.mamba2.mamba2_update` or `mamba2_conventional`; the result [B, T, H, P] is in x's type.
 
         skip_below: of replay states; raises UnsupportedError where the library has no kernel that skips.
+        settled: the caller's promise of `RSSM_UPDATE_SETTLED_STATE` (update.h): whatever wrote the rows, cursors and
+        states of this layer ends before a launch that is not programmatic, which lies between it and this one.
         """
         others = {"k": k, "q": q, "dt": dt, "a": a, "skip": d_skip, "log_decay": None, "beta": None}
-        return self._update(state, cursors, rows, x, others, skip_below)
+        return self._update(state, cursors, rows, x, others, settled=settled, skip_below=skip_below)
 
     def gdn_update(
         self, state: LayerState, cursors: CursorTensors, rows: StepRows, q: Tensor, k: Tensor, v: Tensor,
-        g: Tensor, beta: Tensor,
+        g: Tensor, beta: Tensor, *, settled: bool = False,
     ) -> Tensor:  # fmt: skip
-        """As `reference.gdn.gdn_update` or `gdn_conventional`; the result [B, T, H, P] is in v's type."""
+        """As `reference.gdn.gdn_update` or `gdn_conventional`; the result [B, T, H, P] is in v's type.
+
+        settled: as in `mamba2_update`.
+        """
         others = {"k": k, "q": q, "dt": None, "a": None, "skip": None, "log_decay": g, "beta": beta}
-        return self._update(state, cursors, rows, v, others)
+        return self._update(state, cursors, rows, v, others, settled=settled)
 
     def ssm_inputs(
         self, shape: SsmShape, conv: Convolution, cursors: CursorTensors, rows: StepRows, decay: Tensor,
@@ -155,20 +160,20 @@ class NativeOps:
 
     def _update(
         self, state: LayerState, cursors: CursorTensors, rows: StepRows, x: Tensor, others: dict[str, Tensor | None],
-        skip_below: float | None = None,
+        *, settled: bool, skip_below: float | None = None,
     ) -> Tensor:  # fmt: skip
         tokens = {"value": x, **others}
         context = {"slot": rows.slot_int32, "num_tokens": rows.num_tokens_int32}
+        flags = _abi.UPDATE_PROGRAMMATIC_LAUNCH | (_abi.UPDATE_SETTLED_STATE if settled else 0)  # both operations'
         out: Tensor
         if isinstance(state, ConventionalLayerState):
             out = torch.ops.replayssm.conventional_update(
-                kind=_kind(state), flags=_abi.CONVENTIONAL_PROGRAMMATIC_LAUNCH, **context, entry=cursors.origin,
-                **tokens, state=_entries(state),
+                kind=_kind(state), flags=flags, **context, entry=cursors.origin, **tokens, state=_entries(state),
             )  # fmt: skip
             return out
         arguments: dict[str, Any] = {
-            **layer_numbers(state), "flags": _abi.UPDATE_PROGRAMMATIC_LAUNCH, **context, **registers(cursors), **tokens,
-            **state_tensors(state), "workspace": self._workspace,
+            **layer_numbers(state), "flags": flags, **context, **registers(cursors), **tokens, **state_tensors(state),
+            "workspace": self._workspace,
         }  # fmt: skip
         if skip_below is None:
             launch = state.config.launch(len(x), x.shape[1])

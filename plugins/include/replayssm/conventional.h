@@ -25,6 +25,9 @@ extern "C" {
 /* As RSSM_UPDATE_PROGRAMMATIC_LAUNCH. */
 enum { RSSM_CONVENTIONAL_PROGRAMMATIC_LAUNCH = 1 };
 
+/* Beside it: the promise of RSSM_UPDATE_SETTLED_STATE, for slot, num_tokens, entry and state. */
+enum { RSSM_CONVENTIONAL_SETTLED_STATE = 2 };
+
 typedef struct rssm_conventional_args {
   uint32_t struct_size; /* sizeof(rssm_conventional_args) */
   uint32_t abi_version; /* RSSM_ABI_VERSION */

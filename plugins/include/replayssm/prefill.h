@@ -8,7 +8,8 @@
  * all layers. The ring is not written.
  *
  * Letters: B rows, T tokens, S slots, H value heads, G key heads (groups; H is a multiple of G), P = d_v, N = d_k,
- * C ring rows, K carries. Rows with slot -1 or num_tokens 0 read and write nothing but a zero output.
+ * C ring rows, K carries. Rows with slot -1 or num_tokens 0 read and write nothing but a zero output; so do rows whose
+ * flags name a carry that does not exist.
  * HAZARD: a prefill must not be repeated before its commit; it would fold the committed records twice.
  */
 #ifndef REPLAYSSM_PREFILL_H

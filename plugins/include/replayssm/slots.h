@@ -13,7 +13,7 @@
 extern "C" {
 #endif
 
-/* Letters: R slots to reset, S slots of the pool. Entries of `slot` that are -1 are skipped; no slot twice. */
+/* Letters: R slots to reset, S slots of the pool. Entries of `slot` outside 0..S-1 are skipped; no slot twice. */
 typedef struct rssm_reset_slots_args {
   uint32_t struct_size; /* sizeof(rssm_reset_slots_args) */
   uint32_t abi_version; /* RSSM_ABI_VERSION */

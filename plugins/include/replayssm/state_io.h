@@ -16,7 +16,7 @@
 extern "C" {
 #endif
 
-/* Letters: E exported or imported states, S slots of the pool, C ring rows. */
+/* Letters: E exported or imported states, S slots of the pool, C ring rows. A slot outside 0..S-1 is as -1. */
 typedef struct rssm_state_export_args {
   uint32_t struct_size; /* sizeof(rssm_state_export_args) */
   uint32_t abi_version; /* RSSM_ABI_VERSION */

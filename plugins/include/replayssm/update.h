@@ -30,6 +30,14 @@ enum { RSSM_MAMBA2 = 1, RSSM_GDN = 2 };
 enum { RSSM_UPDATE_PROGRAMMATIC_LAUNCH = 1 };
 
 /*
+ * Beside it: a promise of the host. Nothing that may still run when the launch begins writes slot, num_tokens, cursors,
+ * checkpoints or rings of the launch's rows (a, skip neither), so the kernel reads those before it waits, and lets its
+ * successor begin at once. The step's inputs may be its predecessor's outputs; they are read, and all is written,
+ * after the wait. Successive layers keep the promise where a layer's other kernels lie between a state's two updates.
+ */
+enum { RSSM_UPDATE_SETTLED_STATE = 2 };
+
+/*
  * The kernels of a step. PLAIN: one token a row, the state in registers. DIRECT: a CTA for each head. STREAMED: persistent
  * CTAs that are dealt the heads of all rows. PARTS: states that are not float32, a CTA for some heads of a group.
  */

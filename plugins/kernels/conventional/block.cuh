@@ -4,6 +4,7 @@
 #include <cuda_runtime.h>
 
 #include "../common/gdn.cuh"
+#include "../common/input.cuh"
 #include "../common/mbarrier.cuh"
 #include "../common/row_math.cuh"
 #include "params.h"
@@ -54,7 +55,7 @@ struct Block {
   }
 
   __device__ float scalar(const TokenTensor& t, int token) const {
-    return __ldg(static_cast<const float*>(t.data) + at(t, token, head));
+    return loadInput(static_cast<const float*>(t.data) + at(t, token, head));
   }
 
   // The block's outputs.

@@ -30,7 +30,11 @@ __global__ void __launch_bounds__(kMaxThreads) conventionalKernel(const __grid_c
   using Layout = LayoutOf<Rows>;
   const Rows block = Rows::of(p);
   if (block.row < p.rows && p.prefetches) prefetchRows(p, block);
-  waitForPredecessor();
+  if (p.settled) {
+    releaseDependents();
+  } else {
+    waitForPredecessor();
+  }
   if (block.row >= p.rows) return;
   const Layout rows{block};
   const auto [slot, tokens] = RowTokens::of(p, block.row);
@@ -39,9 +43,10 @@ __global__ void __launch_bounds__(kMaxThreads) conventionalKernel(const __grid_c
     float* const state = rows.place(p.state, slot);
     typename Layout::Rows s;
     rows.read(s, state + entry * p.entryStride);
+    if (p.settled) waitForPredecessor();
     auto next = rows.template load<true>(p.inputs, 0);
     const float a = block.rate(), skip = block.skip();
-    releaseDependents();  // their start should not delay these loads
+    if (!p.settled) releaseDependents();  // their start should not delay these loads
 #pragma unroll 1
     for (int token = 0; token < (kSingle ? 1 : tokens); ++token) {
       const auto in = next;
@@ -53,6 +58,7 @@ __global__ void __launch_bounds__(kMaxThreads) conventionalKernel(const __grid_c
       rows.store(token, out);
     }
   }
+  if (p.settled && tokens == 0) waitForPredecessor();
   storeZeros(rows, tokens, kSingle ? 1 : p.tokens);
 }
 

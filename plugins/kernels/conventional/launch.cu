@@ -63,7 +63,7 @@ ConventionalLaunch chooseConventional(const StepParams& p) {
 
 cudaError_t launchConventional(const ConventionalParams& problem, cudaStream_t stream) {
   ConventionalParams p = problem;
-  p.prefetches = p.programmaticLaunch && p.tokens == 1 && chooseConventional(p).stateRows == kSmallRows;
+  p.prefetches = p.programmaticLaunch && !p.settled && p.tokens == 1 && chooseConventional(p).stateRows == kSmallRows;
   return launchStep(p, stream);
 }
 

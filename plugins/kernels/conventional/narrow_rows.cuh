@@ -57,11 +57,11 @@ struct NarrowRows {
     Token in{};
 #pragma unroll
     for (int i = 0; i < kPieces; ++i) {
-      in.k[i] = __ldg(block.vector(inputs.k, token) + block.lane % 8 + i * 8);
-      if constexpr (kQuery) in.q[i] = __ldg(block.vector(inputs.q, token) + block.lane % 8 + i * 8);
+      in.k[i] = loadInput(block.vector(inputs.k, token) + block.lane % 8 + i * 8);
+      if constexpr (kQuery) in.q[i] = loadInput(block.vector(inputs.q, token) + block.lane % 8 + i * 8);
     }
 #pragma unroll
-    for (int own = 0; own < kOwn; ++own) in.value[own] = __ldg(block.values(inputs.value, token) + rowOf(own));
+    for (int own = 0; own < kOwn; ++own) in.value[own] = loadInput(block.values(inputs.value, token) + rowOf(own));
     in.dt = block.scalar(inputs.dt, token);
     if constexpr (BlockType::kGdn) in.beta = block.scalar(inputs.beta, token);
     return in;

@@ -46,6 +46,7 @@ struct StepParams {
 struct ConventionalParams : StepParams {
   int32_t slots;         // S
   bool prefetches;       // states before the predecessor has ended: few rows, programmatic launch
+  bool settled;          // slots and states may be read before the predecessor ends
   const int32_t* entry;  // [S] or null
   int32_t entries;       // E
   StateTensor state;     // [S, E, H, P, N]

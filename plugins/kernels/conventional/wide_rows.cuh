@@ -39,9 +39,9 @@ struct WideRows {
   template <bool kQuery>
   __device__ Token load(const TokenInputs& inputs, int token) const {
     Token in{};
-    in.k = __ldg(block.vector(inputs.k, token) + block.lane);
-    if constexpr (kQuery) in.q = __ldg(block.vector(inputs.q, token) + block.lane);
-    in.value = __ldg(block.values(inputs.value, token) + block.lane / kLanesPerRow);
+    in.k = loadInput(block.vector(inputs.k, token) + block.lane);
+    if constexpr (kQuery) in.q = loadInput(block.vector(inputs.q, token) + block.lane);
+    in.value = loadInput(block.values(inputs.value, token) + block.lane / kLanesPerRow);
     in.dt = block.scalar(inputs.dt, token);
     if constexpr (BlockType::kGdn) in.beta = block.scalar(inputs.beta, token);
     return in;

@@ -39,8 +39,11 @@ __global__ void __launch_bounds__(32 * Traits::kWarps, kDirectThreads / (32 * Tr
   const RecordLoader<Traits> loader{p, layout, thread, 32 * Traits::kWarps};
   fetchCursors(p, info);
   loader.queries(info, row, group, sharedAddress(shared));
-  loader.keys(info, row, group, sharedAddress(shared));
-  loader.records(info, row, head, sharedAddress(stage));
+  loader.committedKeys(info, group, sharedAddress(shared));
+  loader.tokenKeys(info, row, group, sharedAddress(shared));
+  loader.committedValues(info, head, sharedAddress(stage));
+  loader.tokenValues(info, row, head, sharedAddress(stage));
+  loader.numbers(info, row, head, sharedAddress(stage));
   releaseDependents();
   // every warp decides for itself, from the same numbers in the same order
   const bool faded = (fadedHeads(p, info, row, head, 1, logThreshold, thread % 32) & 1u) != 0;
@@ -54,6 +57,7 @@ __global__ void __launch_bounds__(32 * Traits::kWarps, kDirectThreads / (32 * Tr
   const ItemHeader item =
       ItemHeader::make(faded ? kFaded : 0u, row, info.slot, head, 0, info.origin, info.pending, info.tokens);
   consumer.loadVectors(item, shared);
+  consumer.loadProducts(item, shared);
   takeItem<Traits>(consumer, item, stage, shared);
   if (thread < 32 && head == group * p.headsPerGroup) consumer.appendKeys(item, shared);
   if (thread % 32 == 0) bulkWait();

@@ -66,13 +66,6 @@ __device__ __forceinline__ void consumeStage(float (&sum)[T::kWarpTiles][kTiles]
   }
 }
 
-// The lane, read anew: what follows from it is not kept in registers while the sums need them.
-__device__ __forceinline__ int laneAnew() {
-  int lane;
-  asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
-  return lane;
-}
-
 // Stores one tile's products: fragment row g is channel 2 g of the tile and g + 8 channel 2 g + 1; of gated experts
 // row g is the gate and g + 8 the up projection of channel g.
 template <class Format, int kTiles>

@@ -20,6 +20,7 @@ enum class ExpertEpilogue {
 
 constexpr int kTileRows = 16;         // rows of a packed tile: the matrix instruction's
 constexpr int kMaxPassTokens = 64;    // tokens of one pass over an expert's weights
+constexpr int kRowGroup = 8;          // rows that an expert's are rounded up to by the plan of a cluster
 constexpr int kMaxExperts = 1024;
 constexpr int kMaxChoices = 64;       // of a token
 constexpr int kLayoutColumns = 128;   // K is padded to whole blocks of as many columns
@@ -67,6 +68,7 @@ struct PlanParams {
   uint32_t topKInverse;   // 2^32 / topK, rounded up; of no use where topK is 1
   ExpertPlan plan;
   OrderParams order;
+  int32_t planBlocks;     // of the cluster: set by launchClusterPlan
   bool programmaticLaunch;
 };
 
@@ -95,8 +97,20 @@ struct GroupedParams {
   int32_t stageBytes, stages;  // of the ring
   bool wide;                   // instructions of a warpgroup; `in` has its columns in their order
   bool orderOut;               // store channels in that order
+  int32_t multiplied;          // of the rotations that unpack NVFP4: 0, 3 or 6 are products
+  int32_t diagnose;            // deep, for times alone: 1: nothing is copied, 2: nothing is multiplied
+  int32_t outStep;             // deep: columns of a step of the product that reads `out`, 0: rows as they are
   bool weightsFirst;           // the plan is there, or none is needed: weights may come before the predecessor ends
   bool programmaticLaunch;
+};
+
+// Tokens of the passes in the order of a product's steps (gather.cuh).
+struct GatherParams {
+  const void* in;  // bfloat16 [tokens, columns]
+  void* out;       // bfloat16 [rows x columns]
+  int64_t inStride;
+  int32_t columns, stepColumns;  // whole steps
+  ExpertPlan plan;
 };
 
 struct ReduceParams {
@@ -111,6 +125,13 @@ cudaError_t launchPlan(const PlanParams& p, cudaStream_t stream);
 cudaError_t launchGrouped(const GroupedParams& p, cudaStream_t stream);
 // By the instructions of a warpgroup: only where kWideBuilt, on compute capability 9.0.
 cudaError_t launchWide(const GroupedParams& p, cudaStream_t stream);
+// By a cluster of blocks; rows of an expert begin at multiples of 8.
+cudaError_t launchClusterPlan(PlanParams p, cudaStream_t stream);
+// Tokens in the order of a product's steps, and products that read them so (deep.cuh): only where kWideBuilt, on compute
+// capability 9.0. `warps` multiply: 12 or 16.
+cudaError_t launchGather(const GatherParams& p, cudaStream_t stream);
+cudaError_t launchDeep(const GroupedParams& p, int warps, cudaStream_t stream);
+int stepColumnsOf(WeightFormat format);
 cudaError_t launchReduce(const ReduceParams& p, cudaStream_t stream);
 
 }  // namespace replayssm

@@ -88,8 +88,8 @@ struct PlanPairs {
 constexpr int kOrderPiece = 8;  // columns a thread writes
 
 // The blocks behind the first: tokens with their columns in the order of a warpgroup's instructions.
-__device__ inline void orderTokens(const PlanParams& p) {
-  const int64_t piece = (static_cast<int64_t>(blockIdx.x) - 1) * kPlanThreads + threadIdx.x;
+__device__ inline void orderTokens(const PlanParams& p, int block) {
+  const int64_t piece = static_cast<int64_t>(block) * kPlanThreads + threadIdx.x;
   const int each = p.order.columns / kOrderPiece;
   if (piece >= static_cast<int64_t>(p.tokens) * each) return;
   const int64_t token = piece / each;
@@ -109,7 +109,7 @@ __global__ void __launch_bounds__(kPlanThreads) planKernel(const __grid_constant
   if (blockIdx.x > 0) {
     releaseDependents();
     waitForPredecessor();
-    orderTokens(p);
+    orderTokens(p, static_cast<int>(blockIdx.x) - 1);
     return;
   }
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;

@@ -42,8 +42,8 @@ struct StepWalk {
   int index, round, step;
   ExpertEntry entry;  // count 0: at the end
 
-  __device__ StepWalk(const GroupedParams& params, const BlockState& state)
-      : p(params), run(state.run), index(run[0].index), round(run[0].round), step(0), entry{} {
+  __device__ StepWalk(const GroupedParams& params, const Place* places)
+      : p(params), run(places), index(run[0].index), round(run[0].round), step(0), entry{} {
     if (!atEnd()) entry = passAt(p, index);
   }
   __device__ bool atEnd() const { return index == run[1].index && round == run[1].round; }
@@ -73,7 +73,7 @@ struct WeightCopies {
   int64_t block;  // group of tiles and step of this lane's copy
 
   __device__ WeightCopies(const GroupedParams& p, BlockState& blockState)
-      : state(blockState), walk(p, blockState), lane(static_cast<int>(threadIdx.x) % 32) {
+      : state(blockState), walk(p, blockState.run), lane(static_cast<int>(threadIdx.x) % 32) {
     enter(0);
   }
   // The round's first step goes to `stage`.
@@ -113,7 +113,7 @@ struct TokenCopies {
   int32_t token[T::kLaneRows];  // row of `in` of its tokens: firstRow, firstRow + kRowStride, ...
   static constexpr int kRowStride = T::kRowsAtOnce * T::kTokenWarps;
 
-  __device__ TokenCopies(const GroupedParams& p, const BlockState& state, int warp) : walk(p, state), token{} {
+  __device__ TokenCopies(const GroupedParams& p, const BlockState& state, int warp) : walk(p, state.run), token{} {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     piece = T::kWide ? lane / T::kRowsAtOnce : lane % T::kPieceLanes;
     firstRow = warp * T::kRowsAtOnce + (T::kWide ? lane % T::kRowsAtOnce : lane / T::kPieceLanes);

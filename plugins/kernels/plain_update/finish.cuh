@@ -13,17 +13,28 @@ struct TokenScalars {
   float skip;    // Mamba-2
   uint16_t value;  // of the lane's row
 
+  // What no predecessor makes.
   template <class Traits>
-  static __device__ TokenScalars load(const Step<Traits>& step) {
+  static __device__ TokenScalars constants(const Step<Traits>& step) {
     const UpdateParams& p = step.p;
-    TokenScalars in{step.number(p.dt), 0.0f, 0.0f, step.value()};
-    in.rate = Traits::kGdn ? step.number(p.beta) : __ldg(p.a + step.head);
-    if (!Traits::kGdn && p.skip != nullptr) in.skip = __ldg(p.skip + step.head);
+    TokenScalars in{};
+    if (Traits::kGdn) return in;
+    in.rate = __ldg(p.a + step.head);
+    if (p.skip != nullptr) in.skip = __ldg(p.skip + step.head);
     return in;
   }
+
+  template <class Traits>
+  __device__ void load(const Step<Traits>& step) {
+    number = step.number(step.p.dt);
+    value = step.value();
+    if (Traits::kGdn) rate = step.number(step.p.beta);
+  }
+
+  __device__ float log(bool gdn) const { return gdn ? number : number * rate; }
 };
 
-// Weights of the committed records, log-decays.
+// Weights of the committed records.
 template <class Traits>
 __device__ __forceinline__ Decay weigh(const Step<Traits>& step, const TokenScalars& in, const float (&number)[2],
                                        const float (&factor)[2]) {
@@ -34,8 +45,7 @@ __device__ __forceinline__ Decay weigh(const Step<Traits>& step, const TokenScal
     log[half] = Traits::kGdn ? number[half] : number[half] * in.rate;
     decay.weight[half] = Traits::kGdn ? factor[half] : number[half];
   }
-  decay.draftWeight = 0.0f;
-  decay.draft = Traits::kGdn ? in.number : in.number * in.rate;
+  decay.draftWeight = decay.draft = 0.0f;  // the token's follows its inputs
   decay.sumUp(log, step.pending(), 1, step.lane);
   return decay;
 }

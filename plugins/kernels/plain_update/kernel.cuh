@@ -28,36 +28,53 @@ __device__ __forceinline__ void prefetch(const Step<Traits>& step) {
   if (Traits::kGdn) prefetchLine(hint.ringFactors());
 }
 
-template <class Traits>
+// kSettled: the promise of RSSM_UPDATE_SETTLED_STATE, under which only the step's inputs follow the wait.
+template <class Traits, bool kSettled>
 __global__ void __launch_bounds__(Traits::kThreads, kResidentWarps<Traits> / Traits::kWarps)
     plainUpdateKernel(const __grid_constant__ UpdateParams p, const __grid_constant__ PlainLayout layout) {
   extern __shared__ __align__(128) char shared[];
   Step<Traits> step{p, shared, layout, static_cast<int>(blockIdx.y),
                     static_cast<int>(blockIdx.x) / Traits::kParts, static_cast<int>(blockIdx.x) % Traits::kParts,
                     static_cast<int>(threadIdx.x) / 32, static_cast<int>(threadIdx.x) % 32};
-  if (p.programmaticLaunch) prefetch(step);
-  waitForPredecessor();
+  if constexpr (kSettled) {
+    releaseDependents();
+  } else {
+    if (p.programmaticLaunch) prefetch(step);
+    waitForPredecessor();
+  }
   step.info = fetchRow(p, step.row);
   if (step.info.idle()) {
+    if constexpr (kSettled) waitForPredecessor();
     if (threadIdx.x < Traits::kRows) step.out()[step.part * Traits::kRows + threadIdx.x] = 0;
     return;
   }
   float4 s[Traits::kWarpRows];
   step.loadState(s);
-  const uint2 query = __ldg(step.vector(p.q));
-  uint2 key{};
-  if (Traits::kGdn || step.appendsKey()) key = __ldg(step.vector(p.k));
-  const TokenScalars in = TokenScalars::load(step);
+  TokenScalars in = TokenScalars::constants(step);
+  uint2 key, query;
+  const auto loadInputs = [&] {
+    query = loadInput(step.vector(p.q));
+    key = loadInput(step.vector(p.k));
+    in.load(step);
+  };
+  if constexpr (!kSettled) loadInputs();
   fetchCursors(p, step.info);
   float number[2], factor[2];
   step.loadNumbers(number, factor);
+  uint2 rows[Traits::kPassRows];
+  step.loadKeys(rows, step.warp);
   step.loadValues();
-  const Decay decay = weigh(step, in, number, factor);
+  Decay decay = weigh(step, in, number, factor);
+  if constexpr (kSettled) {
+    waitForPredecessor();
+    loadInputs();
+  }
+  decay.draft = in.log(Traits::kGdn);
   uint2 vectors[Traits::kVectors];
   vectors[0] = key;
   vectors[Traits::kVectors - 1] = query;
-  step.weighRecords(vectors, decay);
-  releaseDependents();
+  step.weighRecords(vectors, key, decay, rows);
+  if constexpr (!kSettled) releaseDependents();
   float part[Traits::kVectors];
 #pragma unroll
   for (int v = 0; v < Traits::kVectors; ++v) {

@@ -31,8 +31,8 @@ template <class Traits>
 cudaError_t launchUpdate(const UpdateParams& p, const UpdateLaunch& launch, cudaStream_t stream) {
   const PlainLayout layout = plainLayout<Traits>(p.window);
   const dim3 grid(static_cast<unsigned>(p.heads * Traits::kParts), static_cast<unsigned>(p.rows));
-  return launchShared(stream, p.programmaticLaunch, plainUpdateKernel<Traits>, grid, launch.threads,
-                      launch.sharedBytes, p, layout);
+  const auto kernel = p.settled ? plainUpdateKernel<Traits, true> : plainUpdateKernel<Traits, false>;
+  return launchShared(stream, p.programmaticLaunch, kernel, grid, launch.threads, launch.sharedBytes, p, layout);
 }
 
 }  // namespace replayssm::plain

@@ -5,6 +5,7 @@
 // token are ever read.
 #pragma once
 
+#include "../common/input.cuh"
 #include "../common/mbarrier.cuh"
 #include "../common/row_math.cuh"
 #include "../common/vector.cuh"
@@ -106,12 +107,12 @@ struct Step {
            lane;
   }
   __device__ float number(const TokenTensor& t) const {
-    return __ldg(static_cast<const float*>(t.data) + row * t.rowStride + head * t.headStride);
+    return loadInput(static_cast<const float*>(t.data) + row * t.rowStride + head * t.headStride);
   }
   // The step's value of the lane's row.
   __device__ uint16_t value() const {
-    return __ldg(static_cast<const uint16_t*>(p.value.data) + row * p.value.rowStride + head * p.value.headStride +
-                 laneRow());
+    return loadInput(static_cast<const uint16_t*>(p.value.data) + row * p.value.rowStride + head * p.value.headStride +
+                     laneRow());
   }
   __device__ uint16_t* out() const {
     return static_cast<uint16_t*>(p.out) + row * p.outRowStride + head * p.outHeadStride;
@@ -153,17 +154,27 @@ struct Step {
     return reinterpret_cast<float*>(shared + layout.weightOffset)[record * Traits::kVectors + vector];
   }
 
+  // Committed keys first, first + kWarps, ..; zero from h on.
+  __device__ void loadKeys(uint2 (&rows)[Traits::kPassRows], int first) const {
+#pragma unroll
+    for (int e = 0; e < Traits::kPassRows; ++e) {
+      const int i = first + e * Traits::kWarps;
+      rows[e] = loadIf(i < pending(), reinterpret_cast<const uint2*>(ringKeys() + ringRow(i) * Traits::kStateDim) + lane);
+    }
+  }
+
   // Products of the vectors with all keys, of which the warp takes every kWarps-th, times what `decay` makes of a record.
-  __device__ void weighRecords(const uint2 (&vectors)[Traits::kVectors], const Decay& decay) const {
+  // `rows`: committed keys of the first pass.
+  __device__ void weighRecords(const uint2 (&vectors)[Traits::kVectors], const uint2& ownKey, const Decay& decay,
+                               uint2 (&rows)[Traits::kPassRows]) const {
     const int total = pending() + Traits::kVectors;
     for (int first = warp; first < total; first += Traits::kPassRows * Traits::kWarps) {
-      uint2 rows[Traits::kPassRows];
+      if (first != warp) loadKeys(rows, first);
 #pragma unroll
       for (int e = 0; e < Traits::kPassRows; ++e) {
         const int i = first + e * Traits::kWarps;
-        const uint2* at = reinterpret_cast<const uint2*>(ringKeys() + ringRow(i) * Traits::kStateDim) + lane;
-        if (i >= pending()) at = vector(i == pending() ? p.k : p.q);
-        rows[e] = loadIf(i < total, at);
+        if (i == pending()) rows[e] = ownKey;
+        if (Traits::kGdn && i == pending() + 1) rows[e] = vectors[1];
       }
       if (flushes()) {
 #pragma unroll

@@ -13,7 +13,7 @@ struct PrefillParams {
   int32_t headDim, stateDim;                           // P, N
   int32_t window, ringRows;                            // L, C
   int32_t layer, headOffset;
-  int32_t slots;  // S
+  int32_t slots, carries;  // S, K
   int32_t multiprocessors;
   int32_t splits;  // CTAs that share a head's state rows
   int32_t stages;  // chunks of inputs in shared memory, 1 or 2

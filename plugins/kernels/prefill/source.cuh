@@ -23,20 +23,26 @@ __device__ __forceinline__ int renewedThread() {
   return thread;
 }
 
-// What one row is about. Inactive rows have slot -1 and no tokens.
+// What one row is about. Inactive rows have slot -1 and no tokens: padding, and rows whose slot or carry does not exist.
 struct PromptRow {
-  int slot, tokens, flags, origin, pending;
+  int slot, tokens, flags, carry, origin, pending;
+
+  static __device__ PromptRow inactive() {
+    PromptRow r{};
+    r.slot = -1;
+    return r;
+  }
 
   static __device__ PromptRow load(const PrefillParams& p, int row) {
     PromptRow r{};
     r.slot = p.slot[row * p.slotStride];
     r.tokens = min(max(p.numTokens[row * p.numTokensStride], 0), p.tokens);
-    if (r.slot < 0 || r.slot >= p.slots || r.tokens == 0) {
-      r.slot = -1;
-      r.tokens = 0;
-      return r;
-    }
+    if (r.slot < 0 || r.slot >= p.slots || r.tokens == 0) return inactive();
     r.flags = p.rowFlags == nullptr ? 0 : p.rowFlags[row * p.rowFlagsStride];
+    if ((r.flags & (kFromCarry | kToCarry)) != 0) {
+      r.carry = p.carries > 0 ? p.carryIndex[row * p.carryIndexStride] : -1;
+      if (r.carry < 0 || r.carry >= p.carries) return inactive();
+    }
     if ((r.flags & (kFromZero | kFromCarry)) == 0 && p.staged == nullptr) {
       r.origin = min(max(p.origin[r.slot], 0), p.ringRows - 1);
       r.pending = min(max(p.pending[r.slot], 0), p.window);

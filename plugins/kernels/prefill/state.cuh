@@ -94,7 +94,7 @@ __device__ __forceinline__ void readState(WarpState<kStateDim>& state, const Pre
   if ((r.flags & kFromZero) != 0) {
     state.zero();
   } else if ((r.flags & kFromCarry) != 0) {
-    state.read(p.carry + p.carryIndex[context.row * p.carryIndexStride] * p.carryStride + at);
+    state.read(p.carry + r.carry * p.carryStride + at);
   } else if (p.staged != nullptr) {
     state.read(p.staged + static_cast<int64_t>(context.row) * p.heads * p.headDim * kStateDim + at);
   } else {
@@ -109,7 +109,7 @@ __device__ __forceinline__ void writeState(const WarpState<kStateDim>& state, co
   const PromptRow& r = context.r;
   const int64_t at = (static_cast<int64_t>(context.head) * p.headDim + first + lane / 4) * kStateDim + 2 * (lane % 4);
   if ((r.flags & kToCarry) != 0) {
-    state.write(p.carry + p.carryIndex[context.row * p.carryIndexStride] * p.carryStride + at);
+    state.write(p.carry + r.carry * p.carryStride + at);
   } else if (p.staged != nullptr) {
     state.write(p.staged + static_cast<int64_t>(context.row) * p.heads * p.headDim * kStateDim + at);
   } else {

@@ -16,10 +16,15 @@ __global__ void __launch_bounds__(32 * Traits::kWarps, kDirectThreads / (32 * Tr
   const int group = head / p.headsPerGroup;
   char* const stage = shared + layout.keyBufferBytes;
   Consumer<Traits> consumer{{p, layout, thread / 32, thread % 32}};
-  waitForPredecessor();
+  if (p.settled) {
+    releaseDependents();
+  } else {
+    waitForPredecessor();
+  }
   RowInfo info = fetchRow(p, row);
   info.tokens = clampedTokens(p, info);
   if (info.slot < 0 || info.tokens == 0) {
+    if (p.settled) waitForPredecessor();
     consumer.writeZeros(ItemHeader::make(kZero, row, -1, head, 0, 0, 0, 0));
     return;
   }
@@ -27,13 +32,24 @@ __global__ void __launch_bounds__(32 * Traits::kWarps, kDirectThreads / (32 * Tr
                        static_cast<int64_t>(head) * Traits::kHeadDim * Traits::kStateDim;
   const RecordLoader<Traits> loader{p, layout, thread, 32 * Traits::kWarps};
   loadState<Traits>(state, sharedAddress(stage), thread);
-  loader.queries(info, row, group, sharedAddress(shared));
+  if (!p.settled) loader.queries(info, row, group, sharedAddress(shared));
   loadsCommit();
   fetchCursors(p, info);
-  loader.keys(info, row, group, sharedAddress(shared));
-  loader.records(info, row, head, sharedAddress(stage));
-  releaseDependents();
-  loadsWaitFirst();
+  loader.committedKeys(info, group, sharedAddress(shared));
+  loader.committedValues(info, head, sharedAddress(stage));
+  if (p.settled) {
+    waitForPredecessor();
+    loader.queries(info, row, group, sharedAddress(shared));
+  }
+  loader.tokenKeys(info, row, group, sharedAddress(shared));
+  loader.tokenValues(info, row, head, sharedAddress(stage));
+  loader.numbers(info, row, head, sharedAddress(stage));
+  if (p.settled) {
+    loadsDrain();
+  } else {
+    releaseDependents();
+    loadsWaitFirst();
+  }
   __syncthreads();
   const ItemHeader item = ItemHeader::make(0, row, info.slot, head, 0, info.origin, info.pending, info.tokens);
   consumer.loadVectors(item, shared);
@@ -41,6 +57,7 @@ __global__ void __launch_bounds__(32 * Traits::kWarps, kDirectThreads / (32 * Tr
   consumer.readItemState(sum, item, stage);
   loadsDrain();
   __syncthreads();
+  consumer.loadProducts(item, shared);
   consumer.finishItem(sum, item, stage, shared);
   if (thread < 32 && head == group * p.headsPerGroup) consumer.appendKeys(item, shared);
   if (thread % 32 == 0) bulkWait();

@@ -2,13 +2,16 @@
 // Persistent: a CTA per multiprocessor, which streams its share of all heads. For large batches.
 #pragma once
 
+#include <type_traits>
+
 #include "mamba2.cuh"
 #include "producer.cuh"
+#include "single.cuh"
 
 namespace replayssm {
 
 template <class Traits>
-using Consumer = Mamba2Consumer<Traits>;
+using Consumer = std::conditional_t<Traits::kSingle, SingleConsumer<Traits>, Mamba2Consumer<Traits>>;
 
 // A team's consumer warp: takes the items in order and hands their stages back.
 struct ItemLoop {
@@ -43,6 +46,7 @@ struct ItemLoop {
         if (item.has(kFirst)) {
           barrierWait(barriers.keysFull(buffer), keyParity);
           consumer.loadVectors(item, keys);
+          consumer.loadProducts(item, keys);
           if (consumer.warp == 0 && item.has(kAppendKeys)) consumer.appendKeys(item, keys);
         }
         float sum[Worker::kTiles][4] = {};
@@ -52,7 +56,8 @@ struct ItemLoop {
       __syncwarp();
       if (lane == 0) {
         barrierArrive(barriers.empty(at.index));
-        if (item.has(kLast) && !item.has(kZero)) barrierArrive(barriers.keysEmpty(buffer));
+        const HeaderFlags last = consumer.keysDone(item) ? kFirst : kLast;  // item of the chunk that needs keys
+        if (item.has(last) && !item.has(kZero)) barrierArrive(barriers.keysEmpty(buffer));
       }
       at.advance(layout.stages);
     }
@@ -88,7 +93,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
   __syncthreads();
   releaseDependents();
   if (warp == Traits::kWarps) {
-    waitForPredecessor();
+    if (!p.settled) waitForPredecessor();
     Producer<Traits>{p, layout, barriers, sharedAddress(share), share, lane, {}, {}}.run(
         team * gridDim.x + blockIdx.x, workers);
   } else {

@@ -14,48 +14,76 @@ struct RecordLoader : LoaderBase<Traits> {
   using LoaderBase<Traits>::thread;
   using LoaderBase<Traits>::threads;
 
-  // Keys of the committed records and of this step; 16-byte pieces, neighbouring threads side by side.
-  __device__ void keys(const RowInfo& info, int row, int group, uint32_t target) const {
-    constexpr int kPieces = Traits::kStateDim / 8;
-    const Act* ring = this->ringKeys(info, group);
-    const Act* keys = static_cast<const Act*>(p.k.data) + row * p.k.rowStride + group * p.k.headStride;
+  // Committed rows of a ring in one or two bulk copies, whose bytes the barrier is told of first. One thread calls it.
+  __device__ void bulkRows(const RowInfo& info, const Act* ring, int rowBytes, uint32_t target, uint32_t barrier) const {
+    if (info.pending == 0) return;
+    const int straight = min(info.pending, p.ringRows - info.origin), wrapped = info.pending - straight;
+    const char* bytes = reinterpret_cast<const char*>(ring);
+    barrierExpect(barrier, info.pending * rowBytes);
+    bulkLoad(target, bytes + info.origin * rowBytes, straight * rowBytes, barrier);
+    if (wrapped > 0) bulkLoad(target + straight * rowBytes, bytes, wrapped * rowBytes, barrier);
+  }
+
+  // The same by all threads: 16-byte pieces, neighbouring threads side by side.
+  template <int kPieces>
+  __device__ void ringPieces(const RowInfo& info, const Act* ring, uint32_t target) const {
 #pragma unroll 4
-    for (int i = thread; i < (info.pending + info.tokens) * kPieces; i += threads) {
-      int j = i / kPieces, piece = i % kPieces;
-      const Act* source = j < info.pending ? ring + this->ringRow(info, j) * Traits::kStateDim
-                                           : keys + (j - info.pending) * p.k.tokenStride;
-      pieceLoad(target + j * Traits::kKeyPitch + piece * 16, source + piece * 8);
+    for (int i = thread; i < info.pending * kPieces; i += threads) {
+      const int j = i / kPieces, piece = i % kPieces;
+      pieceLoad(target + i * 16, ring + this->ringRow(info, j) * kPieces * 8 + piece * 8);
     }
+  }
+
+  // Rows of this step's tokens, side by side.
+  template <int kPieces>
+  __device__ void tokenRows(const RowInfo& info, const Act* rows, int64_t stride, uint32_t target) const {
+    if constexpr (Traits::kSingle) {
+      if (thread < kPieces) pieceLoad(target + thread * 16, rows + thread * 8);
+    } else {
+#pragma unroll 1
+      for (int i = thread; i < info.tokens * kPieces; i += threads) {
+        const int token = i / kPieces, piece = i % kPieces;
+        pieceLoad(target + i * 16, rows + token * stride + piece * 8);
+      }
+    }
+  }
+
+  // Keys of the committed records, then of this step.
+  __device__ void committedKeys(const RowInfo& info, int group, uint32_t target) const {
+    ringPieces<Traits::kStateDim / 8>(info, this->ringKeys(info, group), target);
+  }
+  __device__ void bulkKeys(const RowInfo& info, int group, uint32_t target, uint32_t barrier) const {
+    bulkRows(info, this->ringKeys(info, group), Traits::kKeyPitch, target, barrier);
+  }
+  __device__ void tokenKeys(const RowInfo& info, int row, int group, uint32_t target) const {
+    const Act* keys = static_cast<const Act*>(p.k.data) + row * p.k.rowStride + group * p.k.headStride;
+    tokenRows<Traits::kStateDim / 8>(info, keys, p.k.tokenStride, target + info.pending * Traits::kKeyPitch);
   }
 
   // Queries of this step, behind the keys; they do not depend on the cursors.
   __device__ void queries(const RowInfo& info, int row, int group, uint32_t target) const {
-    constexpr int kPieces = Traits::kStateDim / 8;
     const Act* queries = static_cast<const Act*>(p.q.data) + row * p.q.rowStride + group * p.q.headStride;
-#pragma unroll 1
-    for (int i = thread; i < info.tokens * kPieces; i += threads) {
-      int token = i / kPieces, piece = i % kPieces;
-      pieceLoad(target + layout.queryOffset + token * Traits::kKeyPitch + piece * 16,
-                queries + token * p.q.tokenStride + piece * 8);
-    }
+    tokenRows<Traits::kStateDim / 8>(info, queries, p.q.tokenStride, target + layout.queryOffset);
   }
 
-  // Values, dt and the head's scalars of an item.
-  __device__ void records(const RowInfo& info, int row, int head, uint32_t stage) const {
-    constexpr int kPieces = Traits::kHeadDim / 8;
-    int total = info.pending + info.tokens;
-    const Act* committed = this->ringValues(info, head);
-    const float* decays = this->ringDt(info, head);
+  // Values of the committed records, then of this step.
+  __device__ void committedValues(const RowInfo& info, int head, uint32_t stage) const {
+    ringPieces<Traits::kHeadDim / 8>(info, this->ringValues(info, head), stage + layout.valueOffset);
+  }
+  __device__ void bulkValues(const RowInfo& info, int head, uint32_t stage, uint32_t barrier) const {
+    bulkRows(info, this->ringValues(info, head), Traits::kValuePitch, stage + layout.valueOffset, barrier);
+  }
+  __device__ void tokenValues(const RowInfo& info, int row, int head, uint32_t stage) const {
     const Act* values = static_cast<const Act*>(p.value.data) + row * p.value.rowStride + head * p.value.headStride;
+    tokenRows<Traits::kHeadDim / 8>(info, values, p.value.tokenStride,
+                                    stage + layout.valueOffset + info.pending * Traits::kValuePitch);
+  }
+
+  // dt of all records and the head's scalars.
+  __device__ void numbers(const RowInfo& info, int row, int head, uint32_t stage) const {
+    const int total = info.pending + info.tokens;
+    const float* decays = this->ringDt(info, head);
     const float* dt = static_cast<const float*>(p.dt.data) + row * p.dt.rowStride + head * p.dt.headStride;
-#pragma unroll 4
-    for (int i = thread; i < total * kPieces; i += threads) {
-      int j = i / kPieces, piece = i % kPieces;
-      int token = j - info.pending;
-      const Act* value =
-          token < 0 ? committed + this->ringRow(info, j) * Traits::kHeadDim : values + token * p.value.tokenStride;
-      pieceLoad(stage + layout.valueOffset + j * Traits::kValuePitch + piece * 16, value + piece * 8);
-    }
 #pragma unroll 1
     for (int j = thread; j < total; j += threads) {
       int token = j - info.pending;

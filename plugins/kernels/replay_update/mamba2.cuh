@@ -1,4 +1,5 @@
-// What a consumer warp does with a Mamba-2 item (paper, Eq. 6): state read out, committed records, this step's tokens.
+// What a consumer warp does with a Mamba-2 item of several tokens (paper, Eq. 6): state read out, committed records, this
+// step's tokens. single.cuh has that of one token.
 #pragma once
 
 #include "consumer.cuh"
@@ -10,42 +11,57 @@ struct TokenFactors {
   float decay[2];  // exp of the log-decay from the newest committed record to the token, 0 for tokens not given
 };
 
-// kTiles tiles of committed records from `first` on: weight dt exp(decay to the token) <k, q>.
-template <class Traits, int kTiles>
-__device__ __forceinline__ void addCommitted(float (&sum)[Traits::kTiles][4], const char* keys, const char* values,
-                                             const Vectors<Traits>& q, const Decay& decay,
-                                             const TokenFactors& factors, int first, int pending, int lane) {
-  float dot[kTiles][4], x[kTiles][4];
+// A tile of committed records from `first` on: weight dt exp(decay to the token) <k, q>; `dot` as keyDots makes it.
+template <class Traits>
+__device__ __forceinline__ void addCommitted(float (&sum)[Traits::kTiles][4], const float (&dot)[4], const char* values,
+                                             const Decay& decay, const TokenFactors& factors, int first, int pending,
+                                             int lane) {
+  const int record = first + 2 * (lane % 4);
+  float x[4], w[Traits::kTiles][2];
+  valueFragment<Traits>(x, values, record, record + 1, pending, lane);
 #pragma unroll
-  for (int i = 0; i < kTiles; ++i) {
-    int record = first + 8 * i + 2 * (lane % 4);
-    keyDots<Traits>(dot[i], keys, first + 8 * i, pending, q, 0, lane);
-    valueFragment<Traits>(x[i], values, record, record + 1, pending, lane);
+  for (int e = 0; e < 2; ++e) {
+    const float weight = decay.committed(first, record + e);
+#pragma unroll
+    for (int tile = 0; tile < Traits::kTiles; ++tile) w[tile][e] = weight * factors.decay[tile] * dot[2 * tile + e];
   }
+  addValues<Traits>(sum, x, w);
+}
+
+// The step's queries, and what their products with the keys are: the same for all heads of a chunk. Kept in registers for
+// up to 8 tokens and 16 committed records; others are multiplied anew for every head.
+template <class Traits>
+struct ChunkVectors {
+  static constexpr bool kKeeps = Traits::kTiles == 1;
+  static constexpr int kKeptTiles = kKeeps ? 2 : 0;
+  Vectors<Traits> queries{};
+  float committed[2][4], token[4];
+
+  __device__ void multiply(const char* keys, int pending, int tokens, int lane) {
+    if constexpr (kKeeps) {
+      keyDots<Traits>(token, keys, pending, pending + tokens, queries, 0, lane);
 #pragma unroll
-  for (int i = 0; i < kTiles; ++i) {
-    float w[Traits::kTiles][2];
-#pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      float weight = decay.committed(first + 8 * i, first + 8 * i + 2 * (lane % 4) + e);
-#pragma unroll
-      for (int tile = 0; tile < Traits::kTiles; ++tile) {
-        w[tile][e] = weight * factors.decay[tile] * dot[i][2 * tile + e];
+      for (int i = 0; i < kKeptTiles; ++i) {
+        if (8 * i < pending) keyDots<Traits>(committed[i], keys, 8 * i, pending, queries, 0, lane);
       }
     }
-    addValues<Traits>(sum, x[i], w);
   }
-}
+};
 
 // This step's tokens as records, one tile from token `first` on: token i enters token t >= i with its decay in between,
 // dt and <k, q>, and itself with the skip.
 template <class Traits>
 __device__ __forceinline__ void addDrafts(float (&sum)[Traits::kTiles][4], const char* keys, const char* values,
-                                          const Vectors<Traits>& q, const Decay& decay, float skip, int first,
-                                          int pending, int tokens, int lane) {
+                                          const ChunkVectors<Traits>& vectors, const Decay& decay, float skip,
+                                          int first, int pending, int tokens, int lane) {
   const int i0 = first + 2 * (lane % 4);
   float dot[4], x[4], w[Traits::kTiles][2];
-  keyDots<Traits>(dot, keys, pending + first, pending + tokens, q, 0, lane);
+  if constexpr (ChunkVectors<Traits>::kKeeps) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) dot[e] = vectors.token[e];
+  } else {
+    keyDots<Traits>(dot, keys, pending + first, pending + tokens, vectors.queries, 0, lane);
+  }
   valueFragment<Traits>(x, values, pending + i0, pending + i0 + 1, pending + tokens, lane);
 #pragma unroll
   for (int tile = 0; tile < Traits::kTiles; ++tile) {
@@ -61,34 +77,11 @@ __device__ __forceinline__ void addDrafts(float (&sum)[Traits::kTiles][4], const
   addValues<Traits>(sum, x, w);
 }
 
-// The same for the only token of a plain step: no decay and no sum in between.
-template <class Traits>
-__device__ __forceinline__ void addToken(float (&sum)[1][4], const char* keys, const char* values,
-                                         const Vectors<Traits>& q, float dt, float skip, int pending, int lane) {
-  using A = Activation<typename Traits::Act>;
-  float dot = 0.0f;
-  const char* row = keys + pending * Traits::kKeyPitch + lane % 4 * 16;
-#pragma unroll
-  for (int b = 0; b < Traits::kBlocks; ++b) {
-    uint4 key = *reinterpret_cast<const uint4*>(row + b * 64);
-    const uint32_t k[4] = {key.x, key.y, key.z, key.w};
-    const uint32_t v[4] = {q.part[0][b].x, q.part[0][b].y, q.part[0][b].z, q.part[0][b].w};
-#pragma unroll
-    for (int i = 0; i < 4; ++i) dot = fmaf(A::high(k[i]), A::high(v[i]), fmaf(A::low(k[i]), A::low(v[i]), dot));
-  }
-  dot += __shfl_xor_sync(kAllLanes, dot, 1);
-  dot += __shfl_xor_sync(kAllLanes, dot, 2);
-  float weight = fmaf(dt, dot, skip);
-  const char* value = values + pending * Traits::kValuePitch + lane / 4 * 2;
-  sum[0][0] = fmaf(weight, A::toFloat(*reinterpret_cast<const uint16_t*>(value)), sum[0][0]);
-  sum[0][2] = fmaf(weight, A::toFloat(*reinterpret_cast<const uint16_t*>(value + 16)), sum[0][2]);
-}
-
 // sum += the records' part of the outputs: committed records, then this step's tokens.
 template <class Traits>
 __device__ __forceinline__ void readRecords(float (&sum)[Traits::kTiles][4], const char* keys, const char* values,
-                                            const Vectors<Traits>& q, const Decay& decay, float skip, int pending,
-                                            int tokens, int lane) {
+                                            const ChunkVectors<Traits>& vectors, const Decay& decay, float skip,
+                                            int pending, int tokens, int lane) {
   TokenFactors factors;
 #pragma unroll
   for (int tile = 0; tile < Traits::kTiles; ++tile) {
@@ -96,18 +89,22 @@ __device__ __forceinline__ void readRecords(float (&sum)[Traits::kTiles][4], con
     float prefix = __shfl_sync(kAllLanes, decay.prefix, token);
     factors.decay[tile] = token < tokens ? expf(prefix) : 0.0f;
   }
-  if constexpr (Traits::kSingle) {
-    addToken<Traits>(sum, keys, values, q, __shfl_sync(kAllLanes, decay.draftWeight, 0), skip, pending, lane);
-  } else {
-    for (int first = 0; first < tokens; first += 8) {
-      addDrafts<Traits>(sum, keys, values, q, decay, skip, first, pending, tokens, lane);
+  for (int first = 0; first < tokens; first += 8) {
+    addDrafts<Traits>(sum, keys, values, vectors, decay, skip, first, pending, tokens, lane);
+  }
+  constexpr int kKept = ChunkVectors<Traits>::kKeptTiles;
+#pragma unroll
+  for (int i = 0; i < kKept; ++i) {
+    if (8 * i < pending) {
+      addCommitted<Traits>(sum, vectors.committed[i], values, decay, factors, 8 * i, pending, lane);
     }
   }
-  int first = 0;
-  for (; pending - first > 8; first += 16) {
-    addCommitted<Traits, 2>(sum, keys, values, q, decay, factors, first, pending, lane);
+#pragma unroll 2
+  for (int first = 8 * kKept; first < pending; first += 8) {
+    float dot[4];
+    keyDots<Traits>(dot, keys, first, pending, vectors.queries, 0, lane);
+    addCommitted<Traits>(sum, dot, values, decay, factors, first, pending, lane);
   }
-  if (first < pending) addCommitted<Traits, 1>(sum, keys, values, q, decay, factors, first, pending, lane);
 }
 
 template <class Traits>
@@ -118,7 +115,7 @@ struct Mamba2Consumer : ConsumerBase<Traits> {
   using ConsumerBase<Traits>::layout;
   using ConsumerBase<Traits>::warp;
   using ConsumerBase<Traits>::lane;
-  Vectors<Traits> queries{};
+  ChunkVectors<Traits> vectors;
 
   // Values and dt of this step into ring rows h, h + 1, ... (behind the committed ones; nobody reads those now).
   __device__ void appendRecords(const ItemHeader& item, const char* values, const float* dt) {
@@ -143,14 +140,16 @@ struct Mamba2Consumer : ConsumerBase<Traits> {
   // The step's vectors, once a chunk.
   __device__ void loadVectors(const ItemHeader& item, const char* keys) {
     const char* rows = keys + layout.queryOffset;
-    if constexpr (Traits::kSingle) {
-#pragma unroll
-      for (int b = 0; b < Traits::kBlocks; ++b) {  // by all lanes: the state's rows want it, too
-        queries.part[0][b] = *reinterpret_cast<const uint4*>(rows + b * 64 + lane % 4 * 16);
-      }
-    } else {
-      queries.load(rows, rows, item.tokens(), lane);
-    }
+    vectors.queries.load(rows, rows, item.tokens(), lane);
+  }
+  __device__ void loadProducts(const ItemHeader& item, const char* keys) {
+    vectors.multiply(keys, item.pending(), item.tokens(), lane);
+  }
+
+  // Whether the keys are not needed any more once the chunk's products are made.
+  __device__ bool keysDone(const ItemHeader& item) const {
+    return item.pending() <= 8 * ChunkVectors<Traits>::kKeptTiles && item.pending() + item.tokens() <= p.window &&
+           ChunkVectors<Traits>::kKeeps;
   }
 
   __device__ void writeZeros(const ItemHeader& item) const {
@@ -179,11 +178,7 @@ struct Mamba2Consumer : ConsumerBase<Traits> {
   // sum = S q, not decayed yet: needs the state and the queries only.
   __device__ void readItemState(float (&sum)[Traits::kTiles][4], const ItemHeader&, const char* stage) const {
     const float* slab = reinterpret_cast<const float*>(stage) + warp * kSlab * Traits::kStateDim;
-    if constexpr (Traits::kSingle) {
-      readStateSingle<Traits>(sum, slab, queries, lane);
-    } else {
-      readState<Traits>(sum, slab, queries, lane);
-    }
+    readState<Traits>(sum, slab, vectors.queries, lane);
   }
 
   // The rest, with all of the item in place.
@@ -200,14 +195,13 @@ struct Mamba2Consumer : ConsumerBase<Traits> {
     for (int tile = 0; tile < Traits::kTiles; ++tile) {
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
-        if (Traits::kSingle && e == 1) continue;
-        int token = Traits::kSingle ? 0 : tile * 8 + 2 * (lane % 4) + e;
+        int token = tile * 8 + 2 * (lane % 4) + e;
         float factor = expf(decay.total + __shfl_sync(kAllLanes, decay.prefix, token));
         sum[tile][e] *= factor;
         sum[tile][2 + e] *= factor;
       }
     }
-    readRecords<Traits>(sum, keys, values, queries, decay, skip, item.pending(), item.tokens(), lane);
+    readRecords<Traits>(sum, keys, values, vectors, decay, skip, item.pending(), item.tokens(), lane);
     writeOutput(item, sum);
     appendRecords(item, values, dt);
     if (item.pending() + item.tokens() > p.window) {

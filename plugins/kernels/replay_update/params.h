@@ -35,6 +35,7 @@ struct UpdateParams {
   int32_t multiprocessors;
   WorkDeal deal;
   bool programmaticLaunch;
+  bool settled;  // with it: slots, cursors, checkpoints and rings may be read before the predecessor ends
 
   uint32_t* tickets;  // [2] in the workspace, zero between launches
 

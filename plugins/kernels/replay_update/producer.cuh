@@ -32,9 +32,11 @@ struct Producer {
 
   __device__ void loadKeys(const RowInfo& info, int row, int group) {
     barrierWait(barriers.keysEmpty(keysAt.index), keysAt.parity ^ 1);
-    loader().keys(info, row, group, sharedBase + layout.keyOffset(keysAt.index));
-    loader().queries(info, row, group, sharedBase + layout.keyOffset(keysAt.index));
-    loadsArrive(barriers.keysFull(keysAt.index));
+    const uint32_t target = sharedBase + layout.keyOffset(keysAt.index), full = barriers.keysFull(keysAt.index);
+    if (lane == 0) loader().bulkKeys(info, group, target, full);
+    loader().tokenKeys(info, row, group, target);
+    loader().queries(info, row, group, target);
+    loadsArrive(full);
     keysAt.advance(layout.keyBuffers);
   }
 
@@ -77,7 +79,10 @@ struct Producer {
     if (lane == 0) *reinterpret_cast<ItemHeader*>(shared + layout.stageOffset(at.index) + layout.headerOffset) = header;
     __syncwarp();
     if (loads) {
-      loader().records(info, header.row, header.head(), sharedBase + layout.stageOffset(at.index));
+      const uint32_t stage = sharedBase + layout.stageOffset(at.index);
+      if (lane == 0) loader().bulkValues(info, header.head(), stage, full);
+      loader().tokenValues(info, header.row, header.head(), stage);
+      loader().numbers(info, header.row, header.head(), stage);
       loadsArrive(full);
     } else {
       barrierArrive(full);
@@ -90,7 +95,7 @@ struct Producer {
     const bool loads = !walk.zero();
     RowInfo info = walk.info;
     info.tokens = clampedTokens(p, info);
-    const int row = walk.chunk.row, head = walk.head(), group = head / p.headsPerGroup;
+    const int row = walk.chunk.row, head = walk.head();
     const uint32_t flags = more | (loads ? 0u : kZero) | (walk.first() ? kFirst : 0u) | (walk.last() ? kLast : 0u) |
                            (walk.first() && walk.chunk.leads ? kAppendKeys : 0u);
     barrierWait(barriers.empty(at.index), at.parity ^ 1);
@@ -98,7 +103,7 @@ struct Producer {
     __syncwarp();
     sendRecords(loads, ItemHeader::make(flags, row, info.slot, head, ordinal, info.origin, info.pending, info.tokens),
                 info);
-    if (walk.first() && loads) loadKeys(info, row, group);
+    if (walk.first() && loads) loadKeys(info, row, head / p.headsPerGroup);
     at.advance(layout.stages);
   }
 
@@ -110,6 +115,7 @@ struct Producer {
   __device__ void run(int worker, int workers) {
     HeadWalk walk(p, worker, workers, lane);
     int sent = sendFirst(walk);  // states that are on their way
+    if (p.settled) waitForPredecessor();  // inputs, outputs and the counter of chunks are its
     int ordinal = 0;
 #pragma unroll 1
     while (!walk.ended()) {

@@ -1,8 +1,8 @@
 // Output-only evaluation of one warp's 16 state rows (paper, Eq. 6).
 //
 // Several tokens: tensor cores; the float32 state is split in two tf32 parts, so a product loses at most 2^-21 of its
-// value, and activations are exact in tf32. One token: float32 FMA, a column in eight of a matrix instruction would be
-// used. Lane (g, c) = (lane / 4, lane % 4) holds rows g and g + 8 and, of each block of 32 columns, columns 8c..8c+7.
+// value, and activations are exact in tf32. One token has kernels of its own: a column in eight of a matrix instruction
+// would be used. Lane (g, c) = (lane / 4, lane % 4) holds rows g and g + 8 and, of each block of 32 columns, columns 8c..8c+7.
 #pragma once
 
 #include "../common/activation.cuh"
@@ -43,45 +43,6 @@ __device__ __forceinline__ void loadColumns(float (&s)[8], const float* at, int 
   float4 y = *reinterpret_cast<const float4*>(at + (odd ? 0 : 4));
   *reinterpret_cast<float4*>(&s[0]) = odd ? y : x;
   *reinterpret_cast<float4*>(&s[4]) = odd ? x : y;
-}
-
-// sum = S q for the warp's rows and one token, in float32. Columns of other tokens than 0 are zero. All lanes hold the
-// query, not only those of vector 0.
-template <class Traits>
-__device__ __forceinline__ void readStateSingle(float (&sum)[1][4], const float* slab,
-                                                const Vectors<Traits>& query, int lane) {
-  using A = Activation<typename Traits::Act>;
-  const bool odd = (lane & 4) != 0;
-  const float* row = slab + (lane / 4) * Traits::kStateDim + (lane % 4) * 8;
-  float part[2][2] = {};
-#pragma unroll
-  for (int b = 0; b < Traits::kBlocks; ++b) {
-    // Halves in the order in which the row's are read.
-    const uint4 v = query.part[0][b];
-    const uint32_t words[4] = {odd ? v.z : v.x, odd ? v.w : v.y, odd ? v.x : v.z, odd ? v.y : v.w};
-    float q[8];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      q[2 * i] = A::low(words[i]);
-      q[2 * i + 1] = A::high(words[i]);
-    }
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const float* at = row + half * 8 * Traits::kStateDim + b * kBlock;
-      float4 x = *reinterpret_cast<const float4*>(at + (odd ? 4 : 0));
-      float4 y = *reinterpret_cast<const float4*>(at + (odd ? 0 : 4));
-      part[half][0] = fmaf(x.w, q[3], fmaf(x.z, q[2], fmaf(x.y, q[1], fmaf(x.x, q[0], part[half][0]))));
-      part[half][1] = fmaf(y.w, q[7], fmaf(y.z, q[6], fmaf(y.y, q[5], fmaf(y.x, q[4], part[half][1]))));
-    }
-  }
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    float total = part[half][0] + part[half][1];
-    total += __shfl_xor_sync(kAllLanes, total, 1);
-    total += __shfl_xor_sync(kAllLanes, total, 2);
-    sum[0][2 * half] = total;
-    sum[0][2 * half + 1] = 0.0f;
-  }
 }
 
 // sum = S q for the warp's rows; `slab` points at its first row in shared memory.

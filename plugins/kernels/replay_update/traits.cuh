@@ -7,10 +7,10 @@
 
 namespace replayssm {
 
-constexpr int kMaxStages = 8;      // of a team
+constexpr int kMaxStages = 6;      // of a team
 constexpr int kMaxKeyBuffers = 2;  // of a team
-constexpr int kSharedBudget = 232448 - 1024;  // bytes a CTA may take on sm_90, less what the system reserves
-constexpr int kBarrierBytes = 256;  // of a team
+constexpr int kSharedBudget = 232448;  // bytes a CTA may take on sm_90
+constexpr int kBarrierBytes = 128;  // of a team
 
 using ItemHeader = ItemHeaderOf<30>;  // the ordinal is the chunk's within the team
 struct SharedLayout;
@@ -38,10 +38,9 @@ struct UpdateTraits {
   static constexpr int kThreads = 32 * kTeams * (kWarps + 1);
   static constexpr int kBlocks = kStateDim / kBlock;
 
-  // Row pitches in bytes; the extra bytes spread matrix fragments over the banks: keys are read as 64-byte pieces of
-  // neighbouring rows, values as pairs of rows.
-  static constexpr int kKeyPitch = kStateDim * 2 + 64;
-  static constexpr int kValuePitch = kHeadDim * 2 + 16;
+  // Row pitches in bytes: the rings', for bulk copies. Two rows share banks; that costs less than copies by pieces.
+  static constexpr int kKeyPitch = kStateDim * 2;
+  static constexpr int kValuePitch = kHeadDim * 2;
   static constexpr int kStateBytes = kHeadDim * kStateDim * 4;
 
   static_assert(sizeof(Act) == 2, "activations are 16-bit");

@@ -12,7 +12,7 @@ __global__ void resetKernel(const ResetParams p) {
   const int i = static_cast<int>(blockIdx.x) * kThreads + static_cast<int>(threadIdx.x);
   if (i >= p.slots.count) return;
   const int slot = p.slots.slot[i * p.slots.stride];
-  if (slot < 0) return;
+  if (slot < 0 || slot >= p.slots.slots) return;
   p.origin[slot] = 0;
   p.pending[slot] = 0;
   p.position[slot] = p.newPosition == nullptr ? 0 : p.newPosition[i * p.newPositionStride];
@@ -21,7 +21,7 @@ __global__ void resetKernel(const ResetParams p) {
 
 __global__ void fillKernel(const FillParams p) {
   const int slot = p.slots.slot[blockIdx.y * p.slots.stride];
-  if (slot < 0) return;
+  if (slot < 0 || slot >= p.slots.slots) return;
   char* const at = static_cast<char*>(p.data) + slot * p.slotStrideBytes;
   const int64_t thread = static_cast<int64_t>(blockIdx.x) * kFillThreads + threadIdx.x;
   const int64_t threads = static_cast<int64_t>(gridDim.x) * kFillThreads;

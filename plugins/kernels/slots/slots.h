@@ -9,6 +9,7 @@ namespace replayssm {
 
 struct SlotList {
   int32_t count;
+  int32_t slots;        // S; no other slot exists
   const int32_t* slot;  // -1 = skip
   int64_t stride;
 };

@@ -35,7 +35,7 @@ __device__ __forceinline__ float ringFloat16(const ExportParams& p, int64_t inde
 template <class Act>
 __device__ void loadRecords(const ExportParams& p, ExportRecords& records, uint16_t* keys, int slot, int head,
                             int firstRow, int h) {
-  const int group = head / (p.heads / p.groups), origin = p.origin[slot];
+  const int group = head / (p.heads / p.groups), origin = min(max(p.origin[slot], 0), p.ringRows - 1);
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   auto ringRow = [&](int head, int j) {
     const int row = origin + j < p.ringRows ? origin + j : origin + j - p.ringRows;
@@ -213,7 +213,7 @@ __global__ void __launch_bounds__(32 * kExportWarps, 4) exportKernel(const __gri
   const int blockRow = warp * kExportRows, firstRow = static_cast<int>(blockIdx.x) * kBlockRows;
   const int slot = p.slot[entry * p.slotStride];
   ExportRowState<Act, kChunks> rows{};
-  if (slot >= 0) {
+  if (slot >= 0 && slot < p.slots) {
     const int h = min(max(p.pending[slot], 0), p.window);
     rows.load(p, slot, head, firstRow + blockRow, lane);
     loadRecords<Act>(p, records, keys, slot, head, firstRow, h);

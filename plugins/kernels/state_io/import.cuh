@@ -123,7 +123,7 @@ __global__ void __launch_bounds__(32 * kImportWarps) importKernel(const __grid_c
   const int head = static_cast<int>(blockIdx.x), entry = static_cast<int>(blockIdx.y);
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const int slot = p.slot[entry * p.slotStride];
-  if (slot < 0) return;
+  if (slot < 0 || slot >= p.slots) return;
   const float* state = p.state + rowOf(entry * p.heads + head, p.headDim, 0) * p.stateDim;
   float headScale = 1.0f;
   if (p.read.format == StoredFormat::kE2m1) {

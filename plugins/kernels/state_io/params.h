@@ -27,7 +27,7 @@ struct RingTensor {
 };
 
 struct ExportParams {
-  int32_t states, heads, groups, headDim, stateDim, window, ringRows;  // E, H, G, P, N, L, C
+  int32_t states, slots, heads, groups, headDim, stateDim, window, ringRows;  // E, S, H, G, P, N, L, C
   bool gdn, rederives, float16;  // float16: activations; else bfloat16
   const int32_t* slot;
   int64_t slotStride;
@@ -40,7 +40,7 @@ struct ExportParams {
 };
 
 struct ImportParams {
-  int32_t states, heads, headDim, stateDim, layer, headOffset;
+  int32_t states, slots, heads, headDim, stateDim, layer, headOffset;
   const int32_t* slot;
   int64_t slotStride;
   const int32_t* position;

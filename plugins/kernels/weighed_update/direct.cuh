@@ -30,20 +30,27 @@ __global__ void __launch_bounds__(32 * kDirectWarps<Traits>, kDirectThreads<Trai
   Consumer<Traits> consumer{{p, layout, thread / 32, thread % 32}};
   const RecordLoader<Traits> loader{p, layout, thread, 32 * kDirectWarps<Traits>};
   releaseDependents();
-  if (p.programmaticLaunch) loader.prefetchInputs(row, head, group);
-  waitForPredecessor();
+  if (!p.settled) {
+    if (p.programmaticLaunch) loader.prefetchInputs(row, head, group);
+    waitForPredecessor();
+  }
   RowInfo info = fetchRow(p, row);
   info.tokens = clampedTokens(p, info);
   if (info.idle()) {
+    if (p.settled) waitForPredecessor();
     if (consumes) consumer.writeZeros(ItemHeader::make(kZero, row, -1, head, part, 0, 0, 0));
     return;
   }
   const float* state = p.checkpoint + info.slot * p.checkpointSlotStride +
                        (static_cast<int64_t>(head) * Traits::kHeadDim + part * Traits::kRows) * Traits::kStateDim;
   if (consumes) loadState<Traits>(state, sharedAddress(stage), thread);
-  loader.queries(info, row, group, sharedAddress(keys));
+  if (!p.settled) loader.queries(info, row, group, sharedAddress(keys));
   fetchCursors(p, info);
-  if (p.rows <= kPrefetchRows) loader.prefetchRing(info, head, group, part);
+  if (p.settled || p.rows <= kPrefetchRows) loader.prefetchRing(info, head, group, part);
+  if (p.settled) {
+    waitForPredecessor();
+    loader.queries(info, row, group, sharedAddress(keys));
+  }
   loader.keys(info, row, group, 0, sharedAddress(keys));
   loader.template values<Traits::kRows>(info, row, head, 0, part * Traits::kRows, sharedAddress(slot));
   loader.numbers(info, row, head, sharedAddress(slot));

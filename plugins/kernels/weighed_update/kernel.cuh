@@ -32,9 +32,9 @@ struct ItemLoop {
   __device__ void work(Consumer<Traits>& consumer, bool& loaded) {
     const ItemHeader item = *header();
     if (item.has(kZero)) {
-      consumer.writeZeros(item);
-      barrierWait(barriers.landed(slotAt.index), slotAt.parity);
+      barrierWait(barriers.landed(slotAt.index), slotAt.parity);  // a recorder has waited for the predecessor
       barrierWait(barriers.weighed(slotAt.index), slotAt.parity);
+      consumer.writeZeros(item);
       return;
     }
     const char* keys = share + layout.keyPlace(keysAt.index);
@@ -111,7 +111,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
   __syncthreads();
   releaseDependents();
   if (warp == Traits::kTeamWarps - 1) {
-    waitForPredecessor();
+    if (!p.settled) waitForPredecessor();
     Producer<Traits>{p, layout, barriers, sharedAddress(share), share, lane, {}, {}}.run(
         team * gridDim.x + blockIdx.x, workers);
   } else if (warp >= Traits::kSets * Traits::kWarps) {

@@ -97,6 +97,7 @@ struct Producer {
     ItemHeader header = headerOf(walk);
     announce(header);
     if (lane == 0) prefetchRecords(walk);
+    int ahead = 0;  // heads sent while the predecessor may run
 #pragma unroll 1
     while (!walk.ended()) {
       ItemHeader next{};
@@ -111,7 +112,10 @@ struct Producer {
         item.place += static_cast<uint32_t>(part) << 24;
         sendState(item);
         if (part == 0) {
-          if (walk.fresh) walk.lookAhead();
+          if (walk.fresh && (!p.settled || walk.last() || ++ahead * Traits::kParts >= layout.stages)) {
+            if (p.settled) waitForPredecessor();  // the counter of chunks is its
+            walk.lookAhead();
+          }
           walk.advance();
           next = headerOf(walk);
           announce(next);

@@ -5,6 +5,7 @@ Structs are filled by field name only. `tests/native/test_abi_mirror.py` compare
 
 from trtllm_replayssm.ops._abi.conventional import (
     CONVENTIONAL_PROGRAMMATIC_LAUNCH,
+    CONVENTIONAL_SETTLED_STATE,
     ConventionalArgs,
     ConventionalCommitArgs,
     RecoveryArgs,
@@ -51,6 +52,7 @@ from trtllm_replayssm.ops._abi.slots import ClearStateArgs, ResetSlotsArgs, Stat
 from trtllm_replayssm.ops._abi.tokens import DrawArgs, PromptLookupArgs, StepInputsArgs, StepOutcomeArgs
 from trtllm_replayssm.ops._abi.update import (
     UPDATE_PROGRAMMATIC_LAUNCH,
+    UPDATE_SETTLED_STATE,
     CommitArgs,
     DecaySkipArgs,
     Kind,
@@ -64,6 +66,7 @@ __all__ = [
     "ATTENTION_PROGRAMMATIC_LAUNCH",
     "CONV1D_PROGRAMMATIC_LAUNCH",
     "CONVENTIONAL_PROGRAMMATIC_LAUNCH",
+    "CONVENTIONAL_SETTLED_STATE",
     "ELEMENTWISE_PROGRAMMATIC_LAUNCH",
     "ERROR_CHARS",
     "EXPERTS_PROGRAMMATIC_LAUNCH",
@@ -71,6 +74,7 @@ __all__ = [
     "NORM_PROGRAMMATIC_LAUNCH",
     "ROUTE_PROGRAMMATIC_LAUNCH",
     "UPDATE_PROGRAMMATIC_LAUNCH",
+    "UPDATE_SETTLED_STATE",
     "ActivationArgs",
     "Args",
     "AttentionArgs",

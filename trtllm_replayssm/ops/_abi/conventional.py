@@ -7,6 +7,7 @@ import ctypes
 from trtllm_replayssm.ops._abi.records import Args, fields
 
 CONVENTIONAL_PROGRAMMATIC_LAUNCH = 1
+CONVENTIONAL_SETTLED_STATE = 2
 
 
 class ConventionalArgs(Args):

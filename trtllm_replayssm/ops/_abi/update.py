@@ -8,6 +8,7 @@ from enum import IntEnum
 from trtllm_replayssm.ops._abi.records import Args, fields
 
 UPDATE_PROGRAMMATIC_LAUNCH = 1
+UPDATE_SETTLED_STATE = 2
 
 
 class Kind(IntEnum):

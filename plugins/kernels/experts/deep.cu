@@ -1,0 +1,57 @@
+// Launches of products of many tokens by the instructions of a warpgroup, and of the copy that orders their tokens. Built
+// for sm_90a alone.
+#include "deep.cuh"
+#include "gather.cuh"
+#include "grouped_launch.cuh"
+
+namespace replayssm {
+namespace {
+
+template <class T>
+cudaError_t launchTraitsDeep(GroupedParams p, cudaStream_t stream) {
+  Device device;
+  const cudaError_t code = queryDevice(device);
+  if (code != cudaSuccess) return code;
+  constexpr int kReserved = static_cast<int>(sizeof(DeepState)) + 128;  // of a block, beside the ring
+  p.stageBytes = T::stageBytes(p.passTokens);
+  p.steps = p.columns / T::Format::kStepColumns;
+  p.rounds = (p.tiles + T::kRoundTiles - 1) / T::kRoundTiles;
+  const int stages = (device.blockBytes - kReserved) / p.stageBytes;
+  if (stages < 2) return cudaErrorInvalidConfiguration;
+  p.stages = stages < kMostStages ? stages : kMostStages;
+  return launchLarge(stream, true, deepKernel<T>, dim3(static_cast<unsigned>(device.multiprocessors)), T::kThreads,
+                     p.stageBytes * p.stages, p);
+}
+
+template <class Format>
+cudaError_t launchFormat(const GroupedParams& p, int warps, cudaStream_t stream) {
+  if (warps == 12) return launchTraitsDeep<DeepTraits<Format, 12>>(p, stream);
+  return launchTraitsDeep<DeepTraits<Format, 16>>(p, stream);
+}
+
+}  // namespace
+
+int stepColumnsOf(WeightFormat format) {
+  return format == WeightFormat::kNvfp4 ? Nvfp4Weights::kStepColumns : Fp8Weights::kStepColumns;
+}
+
+cudaError_t launchDeep(const GroupedParams& p, int warps, cudaStream_t stream) {
+  switch (p.format) {
+    case WeightFormat::kNvfp4:
+      if (p.multiplied == 3) return launchTraitsDeep<DeepTraits<Nvfp4Codes<3>, 16>>(p, stream);
+      if (p.multiplied == 6) return launchTraitsDeep<DeepTraits<Nvfp4Codes<6>, 16>>(p, stream);
+      return launchFormat<Nvfp4Weights>(p, warps, stream);
+    case WeightFormat::kFp8: return launchFormat<Fp8Weights>(p, warps, stream);
+    default: return launchTraitsDeep<DeepTraits<Bfloat16Weights, 12>>(p, stream);  // registers are short for 16
+  }
+}
+
+cudaError_t launchGather(const GatherParams& p, cudaStream_t stream) {
+  Device device;
+  const cudaError_t code = queryDevice(device);
+  if (code != cudaSuccess) return code;
+  return launchOn(stream, true, gatherKernel, dim3(static_cast<unsigned>(device.multiprocessors * kGatherBlocks)),
+                  kGatherThreads, p);
+}
+
+}  // namespace replayssm
