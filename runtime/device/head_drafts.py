@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from trtllm_replayssm.ops import native_draw
 from trtllm_replayssm.runtime.device.entry import SamplingMode
 from trtllm_replayssm.runtime.device.ports import Committed, StepPort
 from trtllm_replayssm.runtime.device.registers import Registers
@@ -20,10 +21,13 @@ class HeadDrafts:
 
     positions = 0
 
-    def __init__(self, max_draft_len: int, *, draws: bool = False) -> None:
-        """max_draft_len: drafts per step, at least one. draws: drafts of sampled requests are drawn, not the argmax."""
+    def __init__(self, max_draft_len: int, *, draws: bool = False, native: bool = False) -> None:
+        """max_draft_len: drafts per step, at least one. draws: drafts of sampled requests are drawn, not the argmax.
+        native: the argmax by a kernel.
+        """
         self.max_draft_len = max_draft_len
         self.draws = draws
+        self._native = native
 
     def propose(self, registers: Registers, row: Tensor, port: StepPort, done: Committed) -> None:
         """See `DraftPort.propose`."""
@@ -43,9 +47,9 @@ class HeadDrafts:
 
     def _pick(self, logits: Tensor, registers: Registers, row: Tensor, mode: SamplingMode, ahead: int) -> Tensor:
         """Logits [B, V] of draft number `ahead` -> tokens [B]."""
-        best, tokens = logits.max(-1)
         if not self.draws or mode is SamplingMode.GREEDY:
-            return tokens
+            return native_draw.argmax(logits[:, None])[0][:, 0] if self._native else logits.argmax(-1)
+        best, tokens = logits.max(-1)
         vocab = logits.shape[1]
         weights = weights_of(logits[:, None], best[:, None], registers, row, mode)[:, 0]
         # of a head gone astray any draft will do: it is only rejected

@@ -33,7 +33,7 @@ class NativeStep(DeviceStep):
     """`DeviceStep` on CUDA: the same registers, reports and tokens."""
 
     def __init__(self, port: StepPort, registers: Registers, drafter: DraftPort | None, mode: SamplingMode) -> None:
-        """As `DeviceStep`; where drafts are not drawn, every mode but GREEDY is the same."""
+        """As `DeviceStep`; where drafts are not drawn, every mode is the same."""
         super().__init__(port, registers, drafter, mode)
         batch, device = port.ids.shape[0], port.ids.device
         self._row = torch.zeros(batch, dtype=torch.int64, device=device)
@@ -46,8 +46,6 @@ class NativeStep(DeviceStep):
         return self._row
 
     def _picked(self, logits: Tensor, row: Tensor) -> Chosen:
-        if self._mode is SamplingMode.GREEDY:
-            return super()._picked(logits, row)
         tokens, finite = native_draw.draw(logits, row, self._registers.settings())
         return Chosen(tokens, finite, None)
 
