@@ -6,17 +6,11 @@ import torch
 from torch import Tensor
 
 from trtllm_replayssm.ops import native_draw, native_registers
-from trtllm_replayssm.ops.native_library import find_library
 from trtllm_replayssm.runtime.device.entry import SamplingMode
 from trtllm_replayssm.runtime.device.ports import DraftPort, StepPort
 from trtllm_replayssm.runtime.device.registers import Registers
 from trtllm_replayssm.runtime.device.sampling import pick
 from trtllm_replayssm.runtime.device.step import Chosen, DeviceStep
-
-
-def is_native(device: torch.device, vocab: int) -> bool:
-    """Whether the kernels serve steps on this device."""
-    return device.type == "cuda" and vocab <= native_draw.MAX_VOCAB and find_library() is not None
 
 
 def choose(logits: Tensor, registers: Registers, row: Tensor, mode: SamplingMode, *, native: bool) -> list[int]:

@@ -6,11 +6,17 @@ import torch
 from torch import Tensor
 
 from trtllm_replayssm.ops import torch_ops
+from trtllm_replayssm.ops.native_library import find_library
 
-__all__ = ["MAX_VOCAB", "argmax", "draw", "torch_ops"]
+__all__ = ["argmax", "draw", "serves", "torch_ops"]
 
-MAX_VOCAB = 1 << 20
+_MAX_VOCAB = 1 << 20
 _SETTINGS = ("row", "length", "seed", "temperature", "top_k", "top_p", "min_p")
+
+
+def serves(device: torch.device, vocab: int) -> bool:
+    """Whether the kernels choose tokens on this device."""
+    return device.type == "cuda" and vocab <= _MAX_VOCAB and find_library() is not None
 
 
 def draw(logits: Tensor, row: Tensor, settings: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
