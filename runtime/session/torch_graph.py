@@ -48,12 +48,14 @@ class TorchGraph:
         product = self._product(x, weight)
         return product if self._sharing is None else self._sharing.whole(product, weight)
 
-    def _product(self, x: Tensor, weight: str) -> Tensor:
-        """`linear` of the inputs that are here: one of several addends where ranks share the matrix's inputs."""
+    def _product(self, x: Tensor, weight: str, others: Sequence[str] = ()) -> Tensor:
+        """`linear` of the inputs that are here: one of several addends where ranks share the matrix's inputs. others:
+        matrices whose products with x are asked for next; they are made with this one.
+        """
         source, product = self._products.pop(weight, (None, None))
         if source is x and product is not None:
             return product
-        others = [] if self._layers is None else followers(weight)
+        others = others or ([] if self._layers is None else followers(weight))
         if not others:
             return functional.linear(x, self._weights.matrix(weight))
         names = [weight, *others]
@@ -191,8 +193,9 @@ class TorchGraph:
     def _native_moe(self, x: Tensor, names: MoeNames, shape: MoeShape) -> Tensor:
         """`moe` over all tokens, as picking the existing ones would wait for the device; others get what means nothing.
 
-        The shared expert's gate is one more output of the router's product, its sigmoid a factor of the inner channels,
-        and its last product adds to the routed experts' sum: no launch is for these alone.
+        The shared expert's gate is one more output of the router's product and its sigmoid a factor of the inner
+        channels, its first product is made with that into the latent space, and its last one adds to the routed
+        experts' sum: no launch is for these alone.
         """
         tokens = x.flatten(0, 1)
         bias = None if names.router_bias is None else self._weights.vector(names.router_bias)
@@ -200,7 +203,10 @@ class TorchGraph:
         logits = scores(tokens, router)
         opening = None if names.shared_gate is None else logits[:, shape.experts]
         logits = logits[:, : shape.experts].unflatten(0, x.shape[:2])
-        inner = self._latent(tokens, names.latent_in)
+        inner = tokens
+        if names.latent_in is not None:
+            first = ("gate_proj", "up_proj") if shape.gated else ("up_proj",)
+            inner = self._product(tokens, names.latent_in, [f"{names.shared}.{name}.weight" for name in first])
         ids, weights = native_experts.route(logits, bias, shape, self._ctx.rows)
         stacks = self._weights.expert_stacks(names.experts, gated=shape.gated)
         routed = self._latent(native_experts.experts(inner, self._own(ids, shape), weights, stacks), names.latent_out)
