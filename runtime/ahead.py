@@ -56,13 +56,13 @@ def _steps(session: TorchSession, speculative: SpeculativeConfig | None) -> Devi
 
 
 def _drafter(session: TorchSession, speculative: SpeculativeConfig | None) -> DraftPort | None:
-    from trtllm_replayssm.ops import native_draw
     from trtllm_replayssm.runtime.device.head_drafts import HeadDrafts
+    from trtllm_replayssm.runtime.device.native_step import is_native
     from trtllm_replayssm.runtime.device.prompt_lookup import PromptLookup
 
     if speculative is None:
         return None
-    native = native_draw.serves(session.pools.cursors.position.device, session.geometry.vocab)
+    native = is_native(session.pools.cursors.position.device, session.geometry.vocab)
     if isinstance(speculative, NGramDecodingConfig):
         sizes = (speculative.max_draft_len, speculative.max_matching_ngram_size, session.pool.max_seq_len)
         return PromptLookup(*sizes, native=native)

@@ -13,6 +13,11 @@ from trtllm_replayssm.runtime.device.sampling import pick
 from trtllm_replayssm.runtime.device.step import Chosen, DeviceStep
 
 
+def is_native(device: torch.device, vocab: int) -> bool:
+    """Whether `NativeStep` and the drafters' kernels serve this device."""
+    return native_draw.serves(device, vocab)
+
+
 def choose(logits: Tensor, registers: Registers, row: Tensor, mode: SamplingMode, *, native: bool) -> list[int]:
     """One token for each row of logits [B, 1, V] float32; waits for the device. mode: at least what the rows need."""
     if native:

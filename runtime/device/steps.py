@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from trtllm_replayssm.errors import ContractError
-from trtllm_replayssm.ops import native_draw
 from trtllm_replayssm.runtime.device.entry import DeviceEntry, RowReport, SamplingMode
-from trtllm_replayssm.runtime.device.native_step import NativeStep, choose
+from trtllm_replayssm.runtime.device.native_step import NativeStep, choose, is_native
 from trtllm_replayssm.runtime.device.ports import DraftPort, Graphs, StepPort
 from trtllm_replayssm.runtime.device.registers import Registers
 from trtllm_replayssm.runtime.device.step import DeviceStep
@@ -91,7 +90,7 @@ class DeviceSteps:
         )  # fmt: skip
         self._vocab = vocab
         self._rows_for = rows_for
-        self._native = native_draw.serves(device, vocab)
+        self._native = is_native(device, vocab)
         self._make_step = make_step
         self._graphs = graphs
         self._drafter = drafter
