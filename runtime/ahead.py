@@ -62,8 +62,8 @@ def _drafter(session: TorchSession, speculative: SpeculativeConfig | None) -> Dr
 
     if speculative is None:
         return None
-    native = is_native(session.pools.cursors.position.device, session.geometry.vocab)
     if isinstance(speculative, NGramDecodingConfig):
+        native = is_native(session.pools.cursors.position.device, session.geometry.vocab)
         sizes = (speculative.max_draft_len, speculative.max_matching_ngram_size, session.pool.max_seq_len)
         return PromptLookup(*sizes, native=native)
-    return HeadDrafts(speculative.draft_len, draws=speculative.sample_drafts, native=native)
+    return HeadDrafts(speculative.draft_len, draws=speculative.sample_drafts)

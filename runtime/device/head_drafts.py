@@ -21,13 +21,10 @@ class HeadDrafts:
 
     positions = 0
 
-    def __init__(self, max_draft_len: int, *, draws: bool = False, native: bool = False) -> None:
-        """max_draft_len: drafts per step, at least one. draws: drafts of sampled requests are drawn, not the argmax.
-        native: the argmax by a kernel.
-        """
+    def __init__(self, max_draft_len: int, *, draws: bool = False) -> None:
+        """max_draft_len: drafts per step, at least one. draws: drafts of sampled requests are drawn, not the argmax."""
         self.max_draft_len = max_draft_len
         self.draws = draws
-        self._native = native
 
     def propose(self, registers: Registers, row: Tensor, port: StepPort, done: Committed) -> None:
         """See `DraftPort.propose`."""
@@ -48,7 +45,7 @@ class HeadDrafts:
     def _pick(self, logits: Tensor, registers: Registers, row: Tensor, mode: SamplingMode, ahead: int) -> Tensor:
         """Logits [B, V] of draft number `ahead` -> tokens [B]."""
         if not self.draws or mode is SamplingMode.GREEDY:
-            return native_draw.argmax(logits[:, None])[0][:, 0] if self._native else logits.argmax(-1)
+            return native_draw.likeliest(logits[:, None])[:, 0]
         best, tokens = logits.max(-1)
         vocab = logits.shape[1]
         weights = weights_of(logits[:, None], best[:, None], registers, row, mode)[:, 0]

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tests.native import harness
 from tests.native.test_draw import registers
-from trtllm_replayssm.ops.native_draw import argmax, draw
+from trtllm_replayssm.ops.native_draw import argmax, draw, likeliest
 from trtllm_replayssm.runtime.sampling.params import SamplingParams
 
 pytestmark = [
@@ -108,6 +108,11 @@ def test_a_recorded_argmax_reads_what_is_there_at_replay() -> None:
         logits.copy_(torch.randn(logits.shape, generator=torch.Generator().manual_seed(seed)))
         graph.replay()
         assert tokens.tolist() == expected(logits) and finite.all()
+
+
+def test_the_likeliest_tokens_are_these_or_torch_s() -> None:
+    logits = torch.randn((3, 2, 5000), generator=torch.Generator().manual_seed(5)).round()
+    assert likeliest(logits).tolist() == likeliest(logits.cuda()).tolist() == expected(logits)
 
 
 def test_no_positions_have_no_tokens() -> None:

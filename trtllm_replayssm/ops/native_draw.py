@@ -8,7 +8,7 @@ from torch import Tensor
 from trtllm_replayssm.ops import torch_ops
 from trtllm_replayssm.ops.native_library import find_library
 
-__all__ = ["argmax", "draw", "serves", "torch_ops"]
+__all__ = ["argmax", "draw", "likeliest", "serves", "torch_ops"]
 
 _MAX_VOCAB = 1 << 20
 _SETTINGS = ("row", "length", "seed", "temperature", "top_k", "top_p", "min_p")
@@ -34,6 +34,11 @@ def argmax(logits: Tensor) -> tuple[Tensor, Tensor]:
     finite [B, T] int32: 0 where that logit is no finite number. Nothing waits for the device.
     """
     return _run(logits, **dict.fromkeys(_SETTINGS))
+
+
+def likeliest(logits: Tensor) -> Tensor:
+    """The tokens of `argmax`, by torch where no kernel serves: logits [B, T, V] float32 anywhere -> [B, T] int64."""
+    return argmax(logits)[0] if serves(logits.device, logits.shape[-1]) else logits.argmax(-1)
 
 
 def _run(logits: Tensor, **settings: Tensor | None) -> tuple[Tensor, Tensor]:
