@@ -73,9 +73,11 @@ void checkActivation(Checker& check, const rssm_activation_args& a) {
   check.tensor("out", a.out, act, {x[0], x[1], x[2]});
   check.contiguous("x", a.x, 2);
   check.contiguous("out", a.out, 2);
-  if (isAbsent(a.factor)) return;
-  check.tensor("factor", a.factor, act, {x[0], x[1], x[2]});
-  check.contiguous("factor", a.factor, 2);
+  if (!isAbsent(a.factor)) {
+    check.tensor("factor", a.factor, act, {x[0], x[1], x[2]});
+    check.contiguous("factor", a.factor, 2);
+  }
+  if (!isAbsent(a.opening)) check.tensor("opening", a.opening, RSSM_FLOAT32, {x[0]});
 }
 
 ActivationParams flatten(const rssm_activation_args& a) {
@@ -98,6 +100,8 @@ ActivationParams flatten(const rssm_activation_args& a) {
     p.factorStride = a.factor.stride[0];
     p.factorGroupStride = a.factor.stride[1];
   }
+  p.opening = static_cast<const float*>(a.opening.data);
+  if (p.opening != nullptr) p.openingStride = a.opening.stride[0];
   return p;
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from trtllm_replayssm.ops import native_draw
 from trtllm_replayssm.runtime.device.entry import SamplingMode
 from trtllm_replayssm.runtime.device.ports import Committed, StepPort
 from trtllm_replayssm.runtime.device.registers import Registers
@@ -43,9 +44,9 @@ class HeadDrafts:
 
     def _pick(self, logits: Tensor, registers: Registers, row: Tensor, mode: SamplingMode, ahead: int) -> Tensor:
         """Logits [B, V] of draft number `ahead` -> tokens [B]."""
-        best, tokens = logits.max(-1)
         if not self.draws or mode is SamplingMode.GREEDY:
-            return tokens
+            return native_draw.likeliest(logits[:, None])[:, 0]
+        best, tokens = logits.max(-1)
         vocab = logits.shape[1]
         weights = weights_of(logits[:, None], best[:, None], registers, row, mode)[:, 0]
         # of a head gone astray any draft will do: it is only rejected

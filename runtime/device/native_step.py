@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from trtllm_replayssm.ops import native_draw, native_registers
-from trtllm_replayssm.ops.native_library import find_library
 from trtllm_replayssm.runtime.device.entry import SamplingMode
 from trtllm_replayssm.runtime.device.ports import DraftPort, StepPort
 from trtllm_replayssm.runtime.device.registers import Registers
@@ -15,8 +14,8 @@ from trtllm_replayssm.runtime.device.step import Chosen, DeviceStep
 
 
 def is_native(device: torch.device, vocab: int) -> bool:
-    """Whether the kernels serve steps on this device."""
-    return device.type == "cuda" and vocab <= native_draw.MAX_VOCAB and find_library() is not None
+    """Whether `NativeStep` and the drafters' kernels serve this device."""
+    return native_draw.serves(device, vocab)
 
 
 def choose(logits: Tensor, registers: Registers, row: Tensor, mode: SamplingMode, *, native: bool) -> list[int]:
@@ -33,7 +32,7 @@ class NativeStep(DeviceStep):
     """`DeviceStep` on CUDA: the same registers, reports and tokens."""
 
     def __init__(self, port: StepPort, registers: Registers, drafter: DraftPort | None, mode: SamplingMode) -> None:
-        """As `DeviceStep`; where drafts are not drawn, every mode but GREEDY is the same."""
+        """As `DeviceStep`; where drafts are not drawn, every mode is the same."""
         super().__init__(port, registers, drafter, mode)
         batch, device = port.ids.shape[0], port.ids.device
         self._row = torch.zeros(batch, dtype=torch.int64, device=device)
@@ -46,8 +45,6 @@ class NativeStep(DeviceStep):
         return self._row
 
     def _picked(self, logits: Tensor, row: Tensor) -> Chosen:
-        if self._mode is SamplingMode.GREEDY:
-            return super()._picked(logits, row)
         tokens, finite = native_draw.draw(logits, row, self._registers.settings())
         return Chosen(tokens, finite, None)
 

@@ -21,7 +21,6 @@ from trtllm_replayssm.runtime.device.registers import Registers
 from trtllm_replayssm.runtime.device.step import DeviceStep
 
 IN_FLIGHT = 2
-_FEW_POSITIONS = 64
 _DRAWN_AT_ONCE = 64  # rows of logits on their way to the device
 
 
@@ -105,7 +104,7 @@ class DeviceSteps:
     def warm_up(self) -> None:
         """Make and capture every program that a launch can need. Moves no state."""
         for bucket in reversed(self._buckets):  # the others fit in the largest one's memory
-            for mode in self._modes(bucket):
+            for mode in self._modes:
                 self._program(_Shape(bucket, mode))
 
     @torch.inference_mode()
@@ -141,7 +140,7 @@ class DeviceSteps:
         bucket = next((b for b in self._buckets if b >= rows), None)
         if bucket is None:
             raise ContractError("launch", "slots", expected=f"at most {self._buckets[-1]} rows", got=rows)
-        program = self._program(_Shape(bucket, next(known for known in self._modes(bucket) if known >= mode)))
+        program = self._program(_Shape(bucket, next(known for known in self._modes if known >= mode)))
         self._flights.append(program.launch(slots, self._launches % IN_FLIGHT))
         self._launches += 1
 
@@ -164,14 +163,12 @@ class DeviceSteps:
             return drafts, None
         return drafts, self.registers.draft_weights[slot, :count, : self._vocab].double().cpu().numpy()
 
-    def _modes(self, bucket: int) -> Sequence[SamplingMode]:
-        """Those that steps of a batch size are made for, cheapest first."""
-        if not self._native or self._draws:
-            return tuple(SamplingMode)
-        # the kernel looks at each row's settings, so one program serves all; but few positions do not fill the device
-        # with a block each, and an argmax alone is then faster without it
-        few = bucket * (1 + self.max_draft_len) <= _FEW_POSITIONS
-        return (SamplingMode.GREEDY, SamplingMode.FILTERED) if few else (SamplingMode.FILTERED,)
+    @property
+    def _modes(self) -> Sequence[SamplingMode]:
+        """Those that steps are made for, cheapest first: the kernel looks at each row's settings, so that one serves
+        all.
+        """
+        return tuple(SamplingMode) if not self._native or self._draws else (SamplingMode.FILTERED,)
 
     def _program(self, shape: _Shape) -> _Program:
         program = self._programs.get(shape)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from trtllm_replayssm.ops.native_layers import Rotation
 from trtllm_replayssm.runtime.session.joined_products import join
-from trtllm_replayssm.runtime.session.router_product import split
+from trtllm_replayssm.runtime.session.router_product import split, with_row
 from trtllm_replayssm.runtime.session.torch_weights import TorchWeights
 
 
@@ -24,10 +24,11 @@ class DerivedTensors:
             self._tensors[names[0]] = join([weights.matrix(name) for name in names])
         return self._tensors[names[0]]
 
-    def router(self, weights: TorchWeights, name: str) -> Tensor:
-        """[parts, experts, in] bfloat16 whose sum is the router `name`."""
+    def router(self, weights: TorchWeights, name: str, row: str | None) -> Tensor:
+        """[parts, rows, in] bfloat16 whose sum is the router `name`, with the matrix `row` of one output behind it."""
         if name not in self._tensors:
-            self._tensors[name] = split(weights.matrix_float32(name))
+            router = weights.matrix_float32(name)
+            self._tensors[name] = split(router if row is None else with_row(router, weights.matrix(row).float()))
         return self._tensors[name]
 
     def rotation(self, depth: int, rotary_dim: int, theta: float, device: torch.device) -> Rotation:

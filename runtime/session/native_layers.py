@@ -87,6 +87,12 @@ class NativeLayers:
         """max(x, 0) squared, at once."""
         return native_layers.activation(Function.RELU2, x)
 
+    def opened(self, gate: Tensor | None, up: Tensor, opening: Tensor) -> Tensor:
+        """SiLU(gate) up, or max(up, 0) squared, of tokens [n, C], times sigmoid(opening [n] float32), at once."""
+        if gate is None:
+            return native_layers.activation(Function.RELU2, up, None, opening)
+        return native_layers.activation(Function.SILU, gate, up, opening)
+
     def mul(self, a: Tensor, b: Tensor) -> Tensor:
         """a b, one of which may be an activation that waits."""
         for opening, factor in ((a, b), (b, a)):

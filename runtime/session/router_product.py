@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 _MOST_PARTS = 3
 
@@ -25,6 +26,11 @@ def split(weight: Tensor) -> Tensor:
             break
         parts.append(rest.bfloat16())
     return torch.stack(parts)
+
+
+def with_row(router: Tensor, row: Tensor) -> Tensor:
+    """router [experts, in] and row [1, in] float32 -> one matrix: the router, the row, zeros up to a multiple of 8."""
+    return functional.pad(torch.cat([router, row]), (0, 0, 0, -(len(router) + 1) % 8))
 
 
 def scores(x: Tensor, parts: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from trtllm_replayssm.dtypes import ActivationDtype
 from trtllm_replayssm.errors import ConfigError, EngineMismatchError
 from trtllm_replayssm.graph import ModelOutput
 from trtllm_replayssm.manifest import MAIN, MTP, Manifest, check_files, read_manifest, require_same
+from trtllm_replayssm.ops import native_draw
 from trtllm_replayssm.ops.dtypes import torch_dtype
 from trtllm_replayssm.runtime.pools.state_pools import StatePools
 from trtllm_replayssm.runtime.session.device import usable_device
@@ -52,7 +53,7 @@ class ProgramNetwork:
 
     def best(self, logits: Tensor) -> Tensor:
         """See `Network.best`: programs give every rank all logits."""
-        return logits.argmax(-1)
+        return native_draw.likeliest(logits)
 
     def rows_for(self, slots: Sequence[int]) -> int:
         """See `Network.rows_for`: slot b is row b of every step."""

@@ -48,12 +48,14 @@ class TorchGraph:
         product = self._product(x, weight)
         return product if self._sharing is None else self._sharing.whole(product, weight)
 
-    def _product(self, x: Tensor, weight: str) -> Tensor:
-        """`linear` of the inputs that are here: one of several addends where ranks share the matrix's inputs."""
+    def _product(self, x: Tensor, weight: str, others: Sequence[str] = ()) -> Tensor:
+        """`linear` of the inputs that are here: one of several addends where ranks share the matrix's inputs. others:
+        matrices whose products with x are asked for next; they are made with this one.
+        """
         source, product = self._products.pop(weight, (None, None))
         if source is x and product is not None:
             return product
-        others = [] if self._layers is None else followers(weight)
+        others = others or ([] if self._layers is None else followers(weight))
         if not others:
             return functional.linear(x, self._weights.matrix(weight))
         names = [weight, *others]
@@ -168,52 +170,69 @@ class TorchGraph:
 
     def moe(self, x: Tensor, names: MoeNames, shape: MoeShape) -> Tensor:
         width = x.shape[-1] if shape.latent is None else shape.latent
-        native = self._state_ops.native is not None and native_experts.serves(shape, width, x.dtype)
+        if self._state_ops.native is not None and native_experts.serves(shape, width, x.dtype):
+            return self._native_moe(x, names, shape)
         valid = self._ctx.valid()
-        tokens = x.flatten(0, 1) if native else x[valid]  # picking the existing ones would wait for the device
+        tokens = x[valid]
         bias = None if names.router_bias is None else self._weights.vector(names.router_bias)
-        if native:
-            logits = scores(tokens, self._state_ops.derived.router(self._weights, names.router))
-        else:
-            logits = functional.linear(tokens.float(), self._weights.matrix_float32(names.router))
-        inner = tokens if names.latent_in is None else self.linear(tokens, names.latent_in)
-        if native:
-            ids, weights = native_experts.route(logits.view(*valid.shape, -1), bias, shape, self._ctx.rows)
-            ids = ids if self._sharing is None else self._sharing.own_experts(ids, shape.experts)
-            stacks = self._weights.expert_stacks(names.experts, gated=shape.gated)
-            routed = native_experts.experts(inner, ids, weights, stacks)
-        else:
-            ids, weights = route(logits, bias, shape)
-            routed = routed_experts(
-                inner, ids if self._sharing is None else self._sharing.own_experts(ids, shape.experts), weights, shape,
-                lambda projection, e: self._weights.expert(f"{names.experts}.{projection}", e),
-            )  # fmt: skip
-        if names.latent_out is not None:
-            routed = self.linear(routed, names.latent_out)
-        shared = self._shared(tokens, names.shared, shape.gated)
+        ids, weights = route(functional.linear(tokens.float(), self._weights.matrix_float32(names.router)), bias, shape)
+        routed = routed_experts(
+            self._latent(tokens, names.latent_in), self._own(ids, shape), weights, shape,
+            lambda projection, e: self._weights.expert(f"{names.experts}.{projection}", e),
+        )  # fmt: skip
+        routed = self._latent(routed, names.latent_out)
+        shared = self._product(self._shared_inner(tokens, names, shape), f"{names.shared}.down_proj.weight")
         if names.shared_gate is None:
             both = routed + shared
         else:
             both = torch.addcmul(routed, self.linear(tokens, names.shared_gate).sigmoid(), shared)
-        if self._sharing is not None:
-            both = self._sharing.ranks.add_up(both)
-        if native:
-            return both.view_as(x).masked_fill(~valid[..., None], 0.0)
         out = torch.zeros_like(x)
-        out[valid] = both
+        out[valid] = both if self._sharing is None else self._sharing.ranks.add_up(both)
         return out
+
+    def _native_moe(self, x: Tensor, names: MoeNames, shape: MoeShape) -> Tensor:
+        """`moe` over all tokens, as picking the existing ones would wait for the device; others get what means nothing.
+
+        The shared expert's gate is one more output of the router's product and its sigmoid a factor of the inner
+        channels, its first product is made with that into the latent space, and its last one adds to the routed
+        experts' sum: no launch is for these alone.
+        """
+        tokens = x.flatten(0, 1)
+        bias = None if names.router_bias is None else self._weights.vector(names.router_bias)
+        router = self._state_ops.derived.router(self._weights, names.router, names.shared_gate)
+        logits = scores(tokens, router)
+        opening = None if names.shared_gate is None else logits[:, shape.experts]
+        logits = logits[:, : shape.experts].unflatten(0, x.shape[:2])
+        inner = tokens
+        if names.latent_in is not None:
+            first = ("gate_proj", "up_proj") if shape.gated else ("up_proj",)
+            inner = self._product(tokens, names.latent_in, [f"{names.shared}.{name}.weight" for name in first])
+        ids, weights = native_experts.route(logits, bias, shape, self._ctx.rows)
+        stacks = self._weights.expert_stacks(names.experts, gated=shape.gated)
+        routed = self._latent(native_experts.experts(inner, self._own(ids, shape), weights, stacks), names.latent_out)
+        down = self._weights.matrix(f"{names.shared}.down_proj.weight")
+        both = routed.addmm_(self._shared_inner(tokens, names, shape, opening), down.t())
+        return (both if self._sharing is None else self._sharing.ranks.add_up(both)).view_as(x)
+
+    def _latent(self, x: Tensor, weight: str | None) -> Tensor:
+        return x if weight is None else self.linear(x, weight)
+
+    def _own(self, ids: Tensor, shape: MoeShape) -> Tensor:
+        return ids if self._sharing is None else self._sharing.own_experts(ids, shape.experts)
+
+    def _shared_inner(self, x: Tensor, names: MoeNames, shape: MoeShape, opening: Tensor | None = None) -> Tensor:
+        """The shared expert's inner channels, of several ranks this one's, times sigmoid(opening [n] float32)."""
+        gate = self.linear(x, f"{names.shared}.gate_proj.weight") if shape.gated else None
+        up = self.linear(x, f"{names.shared}.up_proj.weight")
+        if opening is not None and self._layers is not None:
+            return self._layers.opened(gate, up, opening)
+        inner = self.relu2(up) if gate is None else self.mul(self.silu(gate), up)
+        return inner if opening is None else (inner * opening.sigmoid()[:, None]).to(inner.dtype)
 
     def select_tokens(self, x: Tensor) -> Tensor:
         if self._ctx.phase is Phase.DECODE:
             return x
         return last_tokens(x, self._ctx)
-
-    def _shared(self, x: Tensor, prefix: str, gated: bool) -> Tensor:
-        """The shared expert, of several ranks an addend."""
-        gate = self.silu(self.linear(x, f"{prefix}.gate_proj.weight")) if gated else None
-        up = self.linear(x, f"{prefix}.up_proj.weight")
-        inner = self.relu2(up) if gate is None else self.mul(gate, up)
-        return self._product(inner, f"{prefix}.down_proj.weight")
 
 
 def last_tokens(x: Tensor, ctx: StepContext) -> Tensor:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tests.native import harness
-from tests.native.made_up import view
-from trtllm_replayssm.errors import ContractError
+from tests.native.made_up import NULL, view
+from trtllm_replayssm.errors import CapacityError, ContractError
 from trtllm_replayssm.ops import _abi
 from trtllm_replayssm.ops._abi import Dtype
 
@@ -41,17 +41,51 @@ def draw(**changed: Any) -> _abi.DrawArgs:
         ({"top_p": view(I64, E)}, "top_p: expected float32, got int64"),
         ({"tokens": view(I64, B, T + 1)}, r"tokens: expected \[3, 2\]"),
         ({"finite": view(I32, B, T, data=0)}, "finite: expected a pointer, got null"),
+        ({"row": NULL}, "row: expected rank 1, got 0"),
+        ({"length": NULL}, "length: expected rank 1, got 0"),
     ],
 )
 def test_a_wrong_argument_is_named(changed: dict[str, Any], message: str) -> None:
+    library = _abi.Library(harness.LIBRARY)
     with pytest.raises(ContractError, match=f"rssm_draw: {message}"):
-        _abi.Library(harness.LIBRARY).draw(draw(**changed), 0)
+        library.draw(draw(**changed), 1 << 20, 1 << 30, 0)
+    with pytest.raises(ContractError, match=f"rssm_draw_workspace: {message}"):
+        library.draw_workspace(draw(**changed))
+
+
+SETTINGS = ("row", "length", "seed", "temperature", "top_k", "top_p", "min_p")
+PIECE_BYTES = 12  # what one block of the scan leaves
+
+
+@pytest.mark.parametrize(
+    ("rows", "width", "vocab", "blocks"),
+    [(1, 1, 1, 1), (3, 2, 100, 6), (1, 1, 4096, 1), (1, 1, 4097, 2), (256, 1, 1 << 17, 4096), (99, 9, 1 << 17, 5346)],
+)
+def test_the_workspace_holds_what_the_blocks_of_the_scan_find(rows: int, width: int, vocab: int, blocks: int) -> None:
+    """A block reads 4096 logits, and more where there are many; without settings it needs no less."""
+    sizes = {"tokens": view(I64, rows, width), "finite": view(I32, rows, width), "row": view(I64, rows)}
+    library, args = _abi.Library(harness.LIBRARY), draw(logits=view(F32, rows, width, vocab), **sizes)
+    assert library.draw_workspace(args) == blocks * PIECE_BYTES
+    for name in SETTINGS:
+        setattr(args, name, NULL)
+    assert library.draw_workspace(args) == blocks * PIECE_BYTES
+
+
+def test_a_workspace_too_small_or_at_an_odd_address_is_refused() -> None:
+    library = _abi.Library(harness.LIBRARY)
+    needed = library.draw_workspace(draw())
+    with pytest.raises(CapacityError, match=f"workspace: expected {needed} bytes, got {needed - 1}"):
+        library.draw(draw(), 1 << 20, needed - 1, 0)
+    with pytest.raises(ContractError, match="workspace: expected a 16-byte aligned address"):
+        library.draw(draw(), (1 << 20) + 4, needed, 0)
 
 
 @pytest.mark.parametrize("empty", [(0, T), (B, 0)])
 def test_no_positions_launch_nothing(empty: tuple[int, int]) -> None:
     sizes = {"row": view(I64, empty[0]), "tokens": view(I64, *empty), "finite": view(I32, *empty)}
-    _abi.Library(harness.LIBRARY).draw(draw(logits=view(F32, *empty, V), **sizes), 0)
+    library, args = _abi.Library(harness.LIBRARY), draw(logits=view(F32, *empty, V), **sizes)
+    assert library.draw_workspace(args) == 0
+    library.draw(args, 0, 0, 0)
 
 
 def inputs(**changed: Any) -> _abi.StepInputsArgs:

@@ -90,6 +90,21 @@ def test_activations_equal_the_formula(shape: tuple[int, ...], offset: int, name
     check(native_layers.activation(function, x, factor), formula(function, x) * factor.double(), act)
 
 
+@pytest.mark.parametrize("act", ACTS)
+@pytest.mark.parametrize("name", ["SILU", "RELU2"])
+@pytest.mark.parametrize(("rows", "size"), [(1, 1024), (300, 1024), (3, 13)])
+def test_a_row_is_opened_by_a_column_of_a_projection(rows: int, size: int, name: str, act: str) -> None:
+    """One of its float32 results for each row, other columns beside it; rounded once with the product."""
+    function, x, factor = Function[name], draw(rows, size, act=act), draw(rows, size, act=act, seed=3)
+    opening = torch.randn((rows, 24), generator=torch.Generator("cuda").manual_seed(7), device="cuda")[:, 16] * 4
+    share = opening.double().sigmoid()[:, None]
+    check(native_layers.activation(function, x, None, opening), formula(function, x) * share, act)
+    check(native_layers.activation(function, x, factor, opening), formula(function, x) * factor.double() * share, act)
+    opening[0] = float("nan")
+    got = native_layers.activation(function, x, factor, opening)
+    assert got[0].isnan().all() and not got[1:].isnan().any()
+
+
 def test_an_activation_reads_heads_between_others() -> None:
     """The gates of a projection that holds them beside the queries of each head."""
     heads = draw(3, 2, 8, 512, act="bfloat16")[..., 256:]

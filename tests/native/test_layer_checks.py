@@ -86,6 +86,8 @@ WRONG: list[tuple[str, str, Any, type[ReplaySSMError], str]] = [
     ("rms_norm", "eps", float("nan"), ContractError, "eps: expected a number >= 0"),
     ("activation", "function", 4, ContractError, r"function: expected 1\.\.3, got 4"),
     ("activation", "factor", view(ACT, R, 1, W), ContractError, r"factor: expected \[6, 2, 48\], got \[6, 1, 48\]"),
+    ("activation", "opening", view(F32, R + 1), ContractError, r"opening: expected \[6\], got \[7\]"),
+    ("activation", "opening", view(ACT, R), ContractError, "opening: expected float32, got bfloat16"),
     ("activation", "out", view(ACT, R, 2, W, data=0), ContractError, "out: expected a pointer, got null"),
     ("attention_inputs", "slot", view(I32, B + 1), ContractError, r"slot: expected \[3\], got \[4\]"),
     ("attention_inputs", "start", view(Dtype.INT64, B), ContractError, "start: expected int32, got int64"),

@@ -1,5 +1,5 @@
 """A mixture-of-experts layer of the torch interpreter by the kernels: as close to float32 as its own torch operations
-in bfloat16 (O3), zeros where tokens do not exist, and no wait for the device.
+in bfloat16 (O3) whatever stands at tokens that do not exist, and no wait for the device.
 """
 
 from __future__ import annotations
@@ -82,6 +82,5 @@ def test_the_layer_is_as_close_to_float32_as_its_torch_operations(model: str, mo
         got = native.run(x)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    assert not got[~exists.cuda()].any()
-    error, noise = (torch.linalg.vector_norm(t.float() - truth) for t in (got, plain))
+    error, noise = (torch.linalg.vector_norm((t.float() - truth)[exists.cuda()]) for t in (got, plain))
     assert truth.any() and error <= FACTOR * noise, (error, noise)

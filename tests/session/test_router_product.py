@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from trtllm_replayssm.runtime.session.router_product import scores, split
+from trtllm_replayssm.runtime.session.router_product import scores, split, with_row
 
 
 def test_a_bfloat16_router_needs_one_part() -> None:
@@ -24,6 +24,15 @@ def test_a_float32_router_is_the_sum_of_three_parts(scale: float) -> None:
     parts = split(weight)
     assert parts.shape[0] == 3 and parts.dtype is torch.bfloat16
     assert torch.equal(parts.double().sum(0), weight.double())
+
+
+@pytest.mark.parametrize("experts", [7, 8, 12])
+def test_a_row_behind_the_router_leaves_whole_groups_of_eight(experts: int) -> None:
+    generator = torch.Generator().manual_seed(4)
+    router, row = (torch.randn(count, 16, generator=generator) for count in (experts, 1))
+    both = with_row(router, row)
+    assert len(both) == -(-(experts + 1) // 8) * 8
+    assert torch.equal(both[:experts], router) and torch.equal(both[experts], row[0]) and not both[experts + 1 :].any()
 
 
 @pytest.mark.gpu

@@ -63,15 +63,17 @@ def add_rms_norm(x: Tensor, residual: Tensor, sum: Tensor, weight: Tensor, eps: 
     return out.view(x.shape)
 
 
-def activation(function: Function, x: Tensor, factor: Tensor | None = None) -> Tensor:
-    """function(x), times factor [..., C] where there is one: x [..., C], or heads [B, T, G, C / G] -> [..., C].
-
-    Both may be slices of wider tensors.
+def activation(
+    function: Function, x: Tensor, factor: Tensor | None = None, opening: Tensor | None = None
+) -> Tensor:  # fmt: skip
+    """function(x), times factor [..., C] and sigmoid(opening [...]) where there are any: x [..., C], or heads
+    [B, T, G, C / G] -> [..., C]. opening: float32. All may be slices of wider tensors.
     """
     rows = x.flatten(0, 1) if x.dim() == 4 else x.flatten(0, -2)[:, None]
     out: Tensor = torch.ops.replayssm.activation(
         flags=_abi.ELEMENTWISE_PROGRAMMATIC_LAUNCH, function=int(function), x=rows,
         factor=None if factor is None else factor.flatten(0, -2).unflatten(-1, rows.shape[1:]),
+        opening=None if opening is None else opening.flatten(),
     )  # fmt: skip
     return out.view(*x.shape[:2], -1) if x.dim() == 4 else out.view(x.shape)
 

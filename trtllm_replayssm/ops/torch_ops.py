@@ -107,7 +107,7 @@ SSM_INPUTS_UPDATE, SSM_INPUTS_PREFILL = (
 GATED_RMS_NORM = Signature.of("gated_rms_norm", "flags groups gate_first eps:float", "x gate weight", "", like="x")
 
 RMS_NORM = Signature.of("rms_norm", "flags eps:float weight_offset:float", "x residual? weight", "sum?", like="x")
-ACTIVATION = Signature.of("activation", "flags function", "x factor?", "", like="x")
+ACTIVATION = Signature.of("activation", "flags function", "x factor? opening?", "", like="x")
 _STEP_ROWS = "slot start num_tokens"
 ATTENTION_INPUTS = Signature.of(
     "attention_inputs",
@@ -118,7 +118,7 @@ ATTENTION_INPUTS = Signature.of(
 )
 ATTENTION = Signature.of("attention", "flags scale:float", f"{_STEP_ROWS} q keys values", "", like="q")
 DRAW = Signature.of(
-    "draw", "flags", "logits row length seed temperature top_k top_p min_p", "tokens finite", like=None
+    "draw", "flags", "logits row? length? seed? temperature? top_k? top_p? min_p?", "tokens finite", like=None
 )
 STEP_INPUTS = Signature.of(
     "step_inputs", "flags", "slot last room draft draft_count", "ids num_tokens row", like=None
@@ -200,6 +200,14 @@ def attention_call(arguments: dict[str, Any], numbers: dict[str, Any], stream: i
     library.attention(args, multiprocessors, workspace.data_ptr(), size, stream)
 
 
+def draw_call(arguments: dict[str, Any], numbers: dict[str, Any], stream: int) -> None:
+    """The workspace is torch's: it lives until the stream is past the launch."""
+    library, args = installed_library(), fill(_abi.DrawArgs, arguments, **numbers)
+    size = library.draw_workspace(args)
+    workspace = torch.empty(size, dtype=torch.uint8, device=arguments["logits"].device)
+    library.draw(args, workspace.data_ptr(), size, stream)
+
+
 def _output(signature: Signature, arguments: dict[str, Any]) -> Tensor | None:
     like = signature.like
     return None if like is None else torch.empty_like(arguments[like], memory_format=torch.contiguous_format)
@@ -254,7 +262,7 @@ _register(RMS_NORM, _without_workspace(_abi.RmsNormArgs, "rms_norm"))
 _register(ACTIVATION, _without_workspace(_abi.ActivationArgs, "activation"))
 _register(ATTENTION_INPUTS, attention_inputs_call)
 _register(ATTENTION, attention_call)
-_register(DRAW, _without_workspace(_abi.DrawArgs, "draw"))
+_register(DRAW, draw_call)
 _register(STEP_INPUTS, _without_workspace(_abi.StepInputsArgs, "step_inputs"))
 _register(STEP_OUTCOME, _without_workspace(_abi.StepOutcomeArgs, "step_outcome"))
 _register(PROMPT_LOOKUP, _without_workspace(_abi.PromptLookupArgs, "prompt_lookup"))

@@ -7,6 +7,8 @@
 #ifndef REPLAYSSM_DRAW_H
 #define REPLAYSSM_DRAW_H
 
+#include <stddef.h>
+
 #include "replayssm/status.h"
 #include "replayssm/tensor.h"
 
@@ -26,7 +28,8 @@ typedef struct rssm_draw_args {
   int32_t reserved;     /* 0 */
 
   rssm_tensor logits;      /* [B, T, V] float32, a position's contiguous */
-  rssm_tensor row;         /* [B] int64: the entry of settings, 0..S */
+  rssm_tensor row;         /* [B] int64: the entry of settings, 0..S; nullable, and all settings with it: every token is
+                              the argmax */
   rssm_tensor length;      /* [S + 1] int64 */
   rssm_tensor seed;        /* [S + 1] int64 */
   rssm_tensor temperature; /* [S + 1] float32; 0: argmax */
@@ -38,7 +41,10 @@ typedef struct rssm_draw_args {
                               is NaN; the token then means nothing, but lies in the vocabulary */
 } rssm_draw_args;
 
-RSSM_API rssm_status rssm_draw(const rssm_draw_args* args, void* stream, rssm_error* error);
+/* Device bytes of the workspace, 16-byte aligned, whose contents do not matter, before or after. */
+RSSM_API rssm_status rssm_draw_workspace(const rssm_draw_args* args, size_t* bytes, rssm_error* error);
+RSSM_API rssm_status rssm_draw(const rssm_draw_args* args, void* workspace, size_t workspace_bytes, void* stream,
+                               rssm_error* error);
 
 #ifdef __cplusplus
 }

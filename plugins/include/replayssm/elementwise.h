@@ -36,9 +36,9 @@ typedef struct rssm_rms_norm_args {
 RSSM_API rssm_status rssm_rms_norm(const rssm_rms_norm_args* args, void* stream, rssm_error* error);
 
 enum {
-  RSSM_SILU = 1,    /* out = SiLU(x) factor */
-  RSSM_SIGMOID = 2, /* out = sigmoid(x) factor */
-  RSSM_RELU2 = 3    /* out = max(x, 0)^2 factor */
+  RSSM_SILU = 1,    /* out = SiLU(x) factor sigmoid(opening) */
+  RSSM_SIGMOID = 2, /* out = sigmoid(x) factor sigmoid(opening) */
+  RSSM_RELU2 = 3    /* out = max(x, 0)^2 factor sigmoid(opening) */
 };
 
 typedef struct rssm_activation_args {
@@ -47,9 +47,10 @@ typedef struct rssm_activation_args {
   uint32_t flags;       /* RSSM_ELEMENTWISE_* */
   int32_t function;     /* RSSM_SILU ... */
 
-  rssm_tensor x;      /* [R, G, D] act, channels contiguous: may be a slice of a projection */
-  rssm_tensor factor; /* [R, G, D] act, channels contiguous; nullable: 1 */
-  rssm_tensor out;    /* [R, G, D] act, channels contiguous, written; may be x or factor */
+  rssm_tensor x;       /* [R, G, D] act, channels contiguous: may be a slice of a projection */
+  rssm_tensor factor;  /* [R, G, D] act, channels contiguous; nullable: 1 */
+  rssm_tensor opening; /* [R] float32, one of a row: may be a column of a projection; nullable: no sigmoid of it */
+  rssm_tensor out;     /* [R, G, D] act, channels contiguous, written; may be x or factor */
 } rssm_activation_args;
 
 RSSM_API rssm_status rssm_activation(const rssm_activation_args* args, void* stream, rssm_error* error);

@@ -1,7 +1,9 @@
-// A token for each position: one block reads the position's logits as often as its request's settings need.
+// A token for each position: one block reads the position's logits as often as its request's settings need, which for an
+// argmax is not at all: the scan has read them.
 #pragma once
 
 #include "kernels/common/philox.cuh"
+#include "kernels/common/programmatic.cuh"
 #include "locate.cuh"
 #include "search.cuh"
 
@@ -18,9 +20,7 @@ struct Filter {
 };
 
 struct DrawShared {
-  unsigned long long best[kDrawWarps];
-  float lowest[kDrawWarps];
-  int32_t broken[kDrawWarps];
+  PieceBest best[kDrawWarps];
   union {
     LocateShared locate;
     SearchShared search;
@@ -30,45 +30,37 @@ struct DrawShared {
 struct Best {
   float value, lowest;  // lowest: of the finite ones
   int32_t token;
-  bool finite;
 };
 
-// The largest logit and the lowest id that has it.
-__device__ __forceinline__ Best bestOf(const LogitRow& row, DrawShared& s) {
-  unsigned long long best = 0;
-  bool broken = false;
-  float lowest = INFINITY;
-  row.forEachChunk([&](int32_t, int32_t first, const float(&x)[4]) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      if (first + i >= row.vocab) continue;
-      broken |= isnan(x[i]);
-      if (x[i] > -INFINITY) lowest = fminf(lowest, x[i]);
-      const auto id = static_cast<uint32_t>(first + i);
-      const unsigned long long candidate = static_cast<unsigned long long>(keyOf(x[i])) << 32 | (0xffffffffu - id);
-      best = candidate > best ? candidate : best;
+// The largest logit and the lowest id that has it, from what the scan found; NaN is larger than any number.
+__device__ __forceinline__ Best bestOf(const DrawParams& p, const LogitRow& row, DrawShared& s) {
+  constexpr uint32_t kEveryLane = 0xffffffffu;
+  const PieceBest* found = p.found + static_cast<int64_t>(blockIdx.x) * p.pieces;
+  PieceBest best{0, UINT32_MAX, INFINITY};
+  const auto join = [&best](const PieceBest& other) {
+    if (other.key > best.key || (other.key == best.key && other.word < best.word)) {
+      best.key = other.key;
+      best.word = other.word;
     }
-  });
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) {
-    const unsigned long long other = __shfl_xor_sync(0xffffffffu, best, step);
-    best = other > best ? other : best;
-    lowest = fminf(lowest, __shfl_xor_sync(0xffffffffu, lowest, step));
-  }
-  broken = __any_sync(0xffffffffu, broken);
-  if (threadIdx.x % 32 == 0) {
-    s.best[threadIdx.x / 32] = best;
-    s.lowest[threadIdx.x / 32] = lowest;
-    s.broken[threadIdx.x / 32] = broken;
-  }
+    best.lowest = fminf(best.lowest, other.lowest);
+  };
+  for (int32_t i = threadIdx.x; i < p.pieces; i += kDrawThreads) join(found[i]);
+  const uint32_t top = __reduce_max_sync(kEveryLane, best.key);
+  const uint32_t word = __reduce_min_sync(kEveryLane, best.key == top ? best.word : UINT32_MAX);
+  const float least = valueOf(__reduce_min_sync(kEveryLane, keyOf(best.lowest)));
+  if (threadIdx.x % 32 == 0) s.best[threadIdx.x / 32] = {top, word, least};
   __syncthreads();
-  for (int w = 0; w < kDrawWarps; ++w) {
-    best = s.best[w] > best ? s.best[w] : best;
-    lowest = fminf(lowest, s.lowest[w]);
-    broken |= s.broken[w] != 0;
+  best = s.best[0];
+  for (int w = 1; w < kDrawWarps; ++w) join(s.best[w]);
+  const auto first = static_cast<int32_t>(best.word) * kWord;
+  float x[kWord];
+  row.load(first, x);
+  int32_t token = first;
+#pragma unroll
+  for (int i = kWord - 1; i >= 0; --i) {
+    if (keyOf(x[i]) == best.key) token = first + i;
   }
-  const float value = valueOf(static_cast<uint32_t>(best >> 32));
-  return {value, lowest, static_cast<int32_t>(0xffffffffu - static_cast<uint32_t>(best)), !broken && isfinite(value)};
+  return {valueOf(best.key), best.lowest, token};
 }
 
 // What top-k and top-p leave: the filter's key and, among the tokens of that key, how many.
@@ -116,13 +108,15 @@ __global__ void __launch_bounds__(kDrawThreads, 2) drawKernel(const __grid_const
   __shared__ DrawShared s;
   const int32_t position = blockIdx.x % p.width, line = blockIdx.x / p.width;
   const LogitRow row{p.logits + line * p.rowStride + position * p.positionStride, p.vocab, p.wide};
+  waitForPredecessor();
   // HAZARD: an entry out of range would be read as a setting; it becomes the last one, which padding rows have
-  const int64_t asked = p.row[line];
+  const int64_t asked = p.row == nullptr ? -1 : p.row[line];
   const int64_t entry = asked >= 0 && asked < p.entries ? asked : p.entries - 1;
-  const Best best = bestOf(row, s);
-  const float temperature = p.temperature[entry];
+  const Best best = bestOf(p, row, s);
+  const float temperature = p.row == nullptr ? 0.0f : p.temperature[entry];
+  const bool finite = isfinite(best.value);
   int32_t token = best.token;
-  if (best.finite && temperature > 0.0f) {
+  if (finite && temperature > 0.0f) {
     const float top = best.value;
     const float scale = 1.4426950408889634f / temperature;  // finite: temperatures are not below 1e-30
     const auto weight = [=](float x) { return exp2f((x - top) * scale); };
@@ -142,7 +136,7 @@ __global__ void __launch_bounds__(kDrawThreads, 2) drawKernel(const __grid_const
   }
   if (threadIdx.x == 0) {
     p.tokens[blockIdx.x] = min(token, p.vocab - 1);
-    p.finite[blockIdx.x] = best.finite;
+    p.finite[blockIdx.x] = finite;
   }
 }
 

@@ -1,4 +1,4 @@
-// Activations and their products, elementwise over rows of groups of channels.
+// Activations and their products, elementwise over rows of groups of channels, a row times one sigmoid.
 #pragma once
 
 #include "kernels/common/programmatic.cuh"
@@ -10,10 +10,13 @@ namespace replayssm {
 
 constexpr int kActivationThreads = 256;
 
+// To a few float32 steps; callers round the result to 16 bits.
+__device__ __forceinline__ float sigmoidFast(float x) { return __fdividef(1.0f, 1.0f + __expf(-x)); }
+
 template <int kFunction>
 __device__ __forceinline__ float activated(float x) {
   if constexpr (kFunction == RSSM_SILU) return siluFast(x);
-  if constexpr (kFunction == RSSM_SIGMOID) return __fdividef(1.0f, 1.0f + __expf(-x));
+  if constexpr (kFunction == RSSM_SIGMOID) return sigmoidFast(x);
   const float positive = fmaxf(x, 0.0f);
   return x != x ? x : positive * positive;  // fmaxf drops NaN
 }
@@ -42,6 +45,11 @@ __global__ void __launch_bounds__(kActivationThreads) activationKernel(const __g
     unpack<Act>(loadIf(true, at(p.factor, p.factorStride, p.factorGroupStride)), factor);
 #pragma unroll
     for (int v = 0; v < kVector; ++v) x[v] *= factor[v];
+  }
+  if (p.opening != nullptr) {
+    const float share = sigmoidFast(p.opening[row * p.openingStride]);
+#pragma unroll
+    for (int v = 0; v < kVector; ++v) x[v] *= share;
   }
   *const_cast<Word*>(at(p.out, p.outStride, p.outGroupStride)) = pack<Act>(x);
 }

@@ -32,9 +32,10 @@ struct ActivationParams {
   bool programmaticLaunch;
 
   const void* x;
-  const void* factor;  // null: 1
+  const void* factor;    // null: 1
+  const float* opening;  // of a row; null: none
   void* out;
-  int64_t xStride, xGroupStride, factorStride, factorGroupStride, outStride, outGroupStride;
+  int64_t xStride, xGroupStride, factorStride, factorGroupStride, openingStride, outStride, outGroupStride;
 };
 
 cudaError_t launchRmsNorm(const RmsNormParams& p, cudaStream_t stream);

@@ -164,9 +164,21 @@ class Library:
         """Enqueue the attention of a step over the KV slots on `stream`."""
         self._run_over("rssm_attention", args, workspace, workspace_bytes, stream, multiprocessors)
 
-    def draw(self, args: DrawArgs, stream: int) -> None:
+    def draw_workspace(self, args: DrawArgs) -> int:
+        """Device bytes `draw` needs beside the tensors of `args`."""
+        size = ctypes.c_size_t(0)
+        self._call("rssm_draw_workspace", _sized(args), ctypes.byref(size))
+        return size.value
+
+    def draw(self, args: DrawArgs, workspace: int, workspace_bytes: int, stream: int) -> None:
         """Enqueue the choice of a token for each position on `stream`."""
-        self._call("rssm_draw", _sized(args), ctypes.c_void_p(stream))
+        self._call(
+            "rssm_draw",
+            _sized(args),
+            ctypes.c_void_p(workspace),
+            ctypes.c_size_t(workspace_bytes),
+            ctypes.c_void_p(stream),
+        )
 
     def route(self, args: RouteArgs, stream: int) -> None:
         """Enqueue the choice of experts on `stream`."""

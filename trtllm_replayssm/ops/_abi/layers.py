@@ -34,9 +34,9 @@ class RmsNormArgs(Args):
 
 
 class ActivationArgs(Args):
-    """rssm_activation_args: an activation times a factor; see elementwise.h."""
+    """rssm_activation_args: an activation times a factor and a row's opening; see elementwise.h."""
 
-    _fields_ = fields({"flags": ctypes.c_uint32, "function": ctypes.c_int32}, "x", "factor", "out")
+    _fields_ = fields({"flags": ctypes.c_uint32, "function": ctypes.c_int32}, "x", "factor", "opening", "out")
 
 
 class AttentionInputsArgs(Args):

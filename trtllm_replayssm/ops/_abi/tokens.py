@@ -8,7 +8,7 @@ from trtllm_replayssm.ops._abi.records import Args, fields
 
 
 class DrawArgs(Args):
-    """rssm_draw_args: a token for each position, by its request's settings; see draw.h."""
+    """rssm_draw_args: a token for each position, by its request's settings or the argmax; see draw.h."""
 
     _fields_ = fields(
         {"flags": ctypes.c_uint32, "reserved": ctypes.c_int32},
