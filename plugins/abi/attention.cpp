@@ -168,7 +168,8 @@ AttentionParams flatten(const rssm_attention_args& a, int multiprocessors) {
   p.keys = a.keys.data;
   p.values = a.values.data;
   p.out = a.out.data;
-  p.splits = attentionSplits(p, multiprocessors);
+  p.multiprocessors = multiprocessors;
+  p.splits = attentionSplits(p);
   return p;
 }
 

@@ -1,243 +1,274 @@
-// Attention of a decode or verify step. A block owns some query rows (token, head of the group) of one key head and one
-// part of the sequence's keys. Its warps divide the rows, in tiles of 16, or the keys, whose sums they add at the end.
+// Attention of a decode or verify step. Two warps of a block copy keys and values of one item after another; the others
+// multiply: they divide an item's query rows, or its keys, whose sums they add at the item's end.
 #pragma once
 
+#include "items.cuh"
 #include "kernels/common/programmatic.cuh"
-#include "params.h"
-#include "rows.cuh"
 #include "tile.cuh"
 
 namespace replayssm {
 
-constexpr int kPartPiece = 2 * kTileKeys;  // parts of the keys are whole pieces, whatever the kernel
-
-// The block's place: which rows of which sequence and key head, and its part [begin, end) of the keys.
-template <int kRows>
-struct AttentionBlock {
-  int row, kvHead, split, firstRow, begin, end;
-  int slot, start, numTokens, group, queryRows;
-
-  __device__ __forceinline__ explicit AttentionBlock(const AttentionParams& p) {
-    row = static_cast<int>(blockIdx.z);
-    split = static_cast<int>(blockIdx.x);
-    group = p.heads / p.kvHeads;
-    queryRows = p.tokens * group;
-    const int blocks = (queryRows + kRows - 1) / kRows;
-    kvHead = static_cast<int>(blockIdx.y) / blocks;
-    firstRow = static_cast<int>(blockIdx.y) % blocks * kRows;
-    slot = p.slot[row];
-    start = p.start[row];
-    numTokens = existingTokens(p, row);
-    const int keys = numTokens > 0 ? start + numTokens : 0;
-    const int part = ((keys + p.splits - 1) / p.splits + kPartPiece - 1) / kPartPiece * kPartPiece;
-    begin = min(split * part, keys);
-    end = min(begin + part, keys);
-  }
-
-  // Element of q and out where query row r, of the block's kRows, begins.
-  __device__ __forceinline__ int64_t place(const AttentionParams& p, int r) const {
-    const int index = firstRow + r;
-    return ((static_cast<int64_t>(row) * p.tokens + index / group) * p.heads + kvHead * group + index % group) * p.size;
-  }
-};
-
-// kTiles: of 16 query rows, a warp's own. kRowWarps have other rows and share the stream of keys; kKeyWarps have the same
-// rows, a stream each and every kKeyWarps-th tile of keys. One of the two is 1.
+// kTiles: of 8 query rows, a warp's own. kRowWarps have other rows and the same tiles of keys; kKeyWarps have the same rows
+// and every kKeyWarps-th tile of keys.
 template <class Act_, int kSize_, int kTiles_, int kRowWarps_, int kKeyWarps_>
 struct AttentionTraits {
   using Act = Act_;
   static constexpr int kSize = kSize_, kTiles = kTiles_, kRowWarps = kRowWarps_, kKeyWarps = kKeyWarps_;
-  static_assert(kRowWarps == 1 || kKeyWarps == 1, "a shared stream is the block's");
-  static constexpr int kWarps = kRowWarps * kKeyWarps, kThreads = 32 * kWarps;
-  static constexpr int kWarpRows = 16 * kTiles, kRows = kRowWarps * kWarpRows;
-  static constexpr int kPassKeys = kKeyWarps * kTileKeys;
-  using Stream = KvStream<kSize, kRowWarps == 1 ? 3 : 4, kRowWarps>;
+  static constexpr int kProducers = 2, kConsumers = kRowWarps * kKeyWarps;
+  static constexpr int kConsumerThreads = 32 * kConsumers, kThreads = 32 * (kProducers + kConsumers);
+  static constexpr int kWarpRows = 8 * kTiles, kRows = kRowWarps * kWarpRows;
+  static constexpr int kPitch = kSize + 4;  // floats of a row of sums: lanes of a store meet in no bank
+  // shared memory: queries, the warps' sums and statistics, order of the rows, two items, barriers, rings
+  static constexpr int kQueryBytes = kRows * kSize * 2;
+  static constexpr int kSumBytes = kKeyWarps * kRows * kPitch * 4, kStatisticBytes = kKeyWarps * kRows * 8;
+  static constexpr int kMaxSlots = 32, kBarrierBytes = 8 * (2 + 4 * kMaxSlots);
+  static constexpr int kItemBytes = 2 * sizeof(AttentionItem) + 8, kOrderBytes = 2 * kMaxOrderedRows;
+  static constexpr int kFixed =
+      (kQueryBytes + kSumBytes + kStatisticBytes + kOrderBytes + kItemBytes + kBarrierBytes + 127) / 128 * 128;
+  static constexpr int kBlockBytes = 227 << 10;
+  static constexpr int kTileBytes = kTileKeys * kSize * 2;
+  static constexpr int kFitting = (kBlockBytes - kFixed) / (2 * kTileBytes);
+  static constexpr int kSlots = kFitting < kMaxSlots ? kFitting : kMaxSlots;
+  static constexpr int kShared = kFixed + 2 * kSlots * kTileBytes;
+  static_assert(kSlots >= 4, "a ring covers the latency of the memory");
+  using Ring = TileRing<kSize, kSlots>;
   using Tiles = QueryTiles<Act, kSize, kTiles>;
-  static constexpr int kPitch = kSize + 4;  // floats of a row of sums in shared memory
-  static constexpr int kQueryWords = kRowWarps * Tiles::kQueryPieces * 32;
-  static constexpr int kRingBytes = kKeyWarps * Stream::kBytes;
-  static constexpr int kSumBytes = kKeyWarps * kRows * kPitch * 4;
-  static constexpr int kShared = kQueryWords * 16 + (kRingBytes > kSumBytes ? kRingBytes : kSumBytes);
 };
 
-struct WarpPlace {
-  int rowWarp, keyWarp, lane, g, c;
+// A block's shared memory.
+template <class Traits>
+struct AttentionShared {
+  unsigned char* base;
 
-  template <class Traits>
-  static __device__ __forceinline__ WarpPlace of() {
-    const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-    return {warp % Traits::kRowWarps, warp / Traits::kRowWarps, lane, lane / 4, lane % 4};
+  __device__ __forceinline__ float* sums() const {
+    return reinterpret_cast<float*>(base + Traits::kQueryBytes);
+  }
+  __device__ __forceinline__ float2* statistic() const {
+    return reinterpret_cast<float2*>(base + Traits::kQueryBytes + Traits::kSumBytes);
+  }
+  __device__ __forceinline__ uint16_t* order() const {
+    return reinterpret_cast<uint16_t*>(statistic() + Traits::kKeyWarps * Traits::kRows);
+  }
+  // Of items with an even or odd number: one is read while the next one is written.
+  __device__ __forceinline__ AttentionItem* item(uint32_t number) const {
+    return reinterpret_cast<AttentionItem*>(order() + kMaxOrderedRows) + number % 2;
+  }
+  __device__ __forceinline__ uint32_t queries() const { return sharedAddress(base); }
+  __device__ __forceinline__ uint32_t barriers() const { return sharedAddress(item(0)) + Traits::kItemBytes; }
+  __device__ __forceinline__ uint32_t queryFull() const { return barriers(); }
+  __device__ __forceinline__ uint32_t queryEmpty() const { return barriers() + 8; }
+  __device__ __forceinline__ typename Traits::Ring keys() const {
+    return {sharedAddress(base) + Traits::kFixed, barriers() + 16};
+  }
+  __device__ __forceinline__ typename Traits::Ring values() const {
+    return {keys().tiles + Traits::kSlots * Traits::kTileBytes, barriers() + 16 + 16 * Traits::kSlots};
   }
 };
 
-// The block's queries into shared memory, and what its rows see. Rows that do not exist are zeros.
+// The item's query rows as a tile of rows; those that do not exist are zeros.
 template <class Traits>
-__device__ __forceinline__ void loadQueries(const AttentionParams& p, const AttentionBlock<Traits::kRows>& block,
-                                            uint4* query, typename Traits::Tiles& tiles) {
-  constexpr int kChunks = Traits::kSize / 32;
-  const auto at = WarpPlace::of<Traits>();
-  query += at.rowWarp * Traits::Tiles::kQueryPieces * 32;
+__device__ __forceinline__ void copyQueries(const AttentionParams& p, const AttentionItem& item, uint32_t to) {
+  constexpr int kChunks = Traits::kSize / 8, kPassRows = 32 / kChunks;
+  const int lane = static_cast<int>(threadIdx.x) % 32, chunk = lane % kChunks;
+  const int group = p.heads / p.kvHeads;
+#pragma unroll 4
+  for (int r = lane / kChunks; r < Traits::kRows; r += kPassRows) {
+    const bool exists = (item.firstRow + r) / group < item.numTokens && 8 * chunk < p.size;
+    const auto* from = static_cast<const uint16_t*>(p.q) + (exists ? item.place(p, r) + 8 * chunk : 0);
+    copyPiece(to + tilePlace<Traits::kSize>(r, chunk), from, exists);
+  }
+}
+
+// The warp that copies keys, and with each item its queries and what it is.
+template <class Traits>
+__device__ __forceinline__ void produceKeys(const AttentionParams& p, const AttentionShared<Traits>& shared,
+                                            const uint16_t* order, int items) {
+  TileCopies<typename Traits::Ring> copies{shared.keys(), 0};
+  int index;
+  for (int number = 0; (index = dealtItem(number, items)) >= 0; ++number) {
+    const auto item = attentionItem<Traits::kRows>(p, order, index);
+    if (number > 0) barrierWait(shared.queryEmpty(), (number - 1) & 1);
+    copyQueries<Traits>(p, item, shared.queries());
+    loadsArrive(shared.queryFull());
+    if (threadIdx.x % 32 == 0) {
+      *shared.item(number) = item;
+      barrierArrive(shared.queryFull());
+    }
+    copies.copy(static_cast<const uint16_t*>(p.keys) + item.cacheOffset(p), p.size, item.begin, item.end);
+  }
+  loadsDrain();
+}
+
+template <class Traits>
+__device__ __forceinline__ void produceValues(const AttentionParams& p, const AttentionShared<Traits>& shared,
+                                              const uint16_t* order, int items) {
+  TileCopies<typename Traits::Ring> copies{shared.values(), 0};
+  int index;
+  for (int number = 0; (index = dealtItem(number, items)) >= 0; ++number) {
+    const auto item = attentionItem<Traits::kRows>(p, order, index);
+    copies.copy(static_cast<const uint16_t*>(p.values) + item.cacheOffset(p), p.size, item.begin, item.end);
+  }
+  loadsDrain();
+}
+
+template <class Traits>
+__device__ __forceinline__ void consumersBarrier() {
+  asm volatile("bar.sync 1, %0;" ::"n"(Traits::kConsumerThreads) : "memory");
+}
+
+// The warp's sums and statistics, relative to its own maximum, into shared memory.
+template <class Traits>
+__device__ __forceinline__ void shareSums(const AttentionShared<Traits>& shared, const typename Traits::Tiles& tiles,
+                                          int keyWarp, int rowWarp) {
+  const int lane = static_cast<int>(threadIdx.x) % 32, g = lane / 4, c = lane % 4;
 #pragma unroll
   for (int t = 0; t < Traits::kTiles; ++t) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const int r = at.rowWarp * Traits::kWarpRows + 16 * t + 8 * i + at.g;
-      const int token = (block.firstRow + r) / block.group;
-      const bool exists = token < block.numTokens;
-      tiles.last[t][i] = exists ? min(block.start + token, block.end - 1) : -1;
-      const auto* from = static_cast<const uint16_t*>(p.q) + (exists ? block.place(p, r) : 0);
-      for (int j = at.keyWarp; j < kChunks; j += Traits::kKeyWarps) {
-        const int channel = 32 * j + 8 * at.c;
-        query[((t * kChunks + j) * 2 + i) * 32 + at.lane] =
-            loadIf(exists && channel < p.size, reinterpret_cast<const uint4*>(from + channel));
+      const int r = keyWarp * Traits::kRows + rowWarp * Traits::kWarpRows + 8 * t + 2 * c + i;
+      if (g == 0) shared.statistic()[r] = {tiles.maximum[t][i], tiles.weight[t][i]};
+      float* to = shared.sums() + r * Traits::kPitch + g;
+#pragma unroll
+      for (int j = 0; j < Traits::Tiles::kSteps; ++j) {
+        to[16 * j] = tiles.sum[t][j][i];
+        to[16 * j + 8] = tiles.sum[t][j][2 + i];
       }
     }
   }
-  tiles.query = query;
-  __syncthreads();
 }
 
-// The warps' sums relative to their common maximum into shared memory; the common statistics of row r into common[r].
+// Eight channels of a row over the warps, and the row's statistics.
 template <class Traits>
-__device__ __forceinline__ void addWarps(const typename Traits::Tiles& tiles, float* sums,
-                                         float2 (*statistic)[Traits::kRows], float2* common) {
-  const auto at = WarpPlace::of<Traits>();
+__device__ __forceinline__ float2 sumOfWarps(const AttentionShared<Traits>& shared, int r, int channel, float (&x)[8]) {
+  float2 each[Traits::kKeyWarps], common{-CUDART_INF_F, 0.0f};
 #pragma unroll
-  for (int t = 0; t < Traits::kTiles; ++t) {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int r = at.rowWarp * Traits::kWarpRows + 16 * t + 8 * i + at.g;
-      if (at.c == 0) statistic[at.keyWarp][r] = {tiles.maximum[t][i], tiles.weight[t][i]};
-    }
+  for (int w = 0; w < Traits::kKeyWarps; ++w) {
+    each[w] = shared.statistic()[w * Traits::kRows + r];
+    common.x = fmaxf(common.x, each[w].x);
   }
-  __syncthreads();  // also: no warp reads its ring any more
-#pragma unroll
-  for (int t = 0; t < Traits::kTiles; ++t) {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int r = at.rowWarp * Traits::kWarpRows + 16 * t + 8 * i + at.g;
-      float top = statistic[0][r].x, total = 0.0f;
-      for (int w = 1; w < Traits::kKeyWarps; ++w) top = fmaxf(top, statistic[w][r].x);
-      const float base = top == -CUDART_INF_F ? 0.0f : top;
-      for (int w = 0; w < Traits::kKeyWarps; ++w) total += exp2f(statistic[w][r].x - base) * statistic[w][r].y;
-      if (at.c == 0 && at.keyWarp == 0) common[r] = {top, total};
-      const float factor = exp2f(tiles.maximum[t][i] - base);
-      float* to = sums + (at.keyWarp * Traits::kRows + r) * Traits::kPitch;
-#pragma unroll
-      for (int n = 0; n < Traits::kSize / 8; n += 4) {
-#pragma unroll
-        for (int k = 0; k < 2; ++k) {
-          float4 four;
-          four.x = tiles.sum[t][n][2 * i + k] * factor;
-          four.y = tiles.sum[t][n + 1][2 * i + k] * factor;
-          four.z = tiles.sum[t][n + 2][2 * i + k] * factor;
-          four.w = tiles.sum[t][n + 3][2 * i + k] * factor;
-          *reinterpret_cast<float4*>(to + 64 * (n / 8) + 16 * at.c + 8 * k + n % 8) = four;
-        }
-      }
-    }
-  }
-  __syncthreads();
-}
-
-// Eight channels of a row, over the warps.
-template <class Traits>
-__device__ __forceinline__ void sumOfWarps(const float* sums, int r, int channel, float (&x)[8]) {
+  const float base = common.x == -CUDART_INF_F ? 0.0f : common.x;
 #pragma unroll
   for (int v = 0; v < 8; ++v) x[v] = 0.0f;
 #pragma unroll
   for (int w = 0; w < Traits::kKeyWarps; ++w) {
-    const auto* from = reinterpret_cast<const float4*>(sums + (w * Traits::kRows + r) * Traits::kPitch + channel);
+    const float factor = exp2f(each[w].x - base);
+    common.y += factor * each[w].y;
+    const auto* from =
+        reinterpret_cast<const float4*>(shared.sums() + (w * Traits::kRows + r) * Traits::kPitch + channel);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const float4 four = from[i];
-      x[4 * i] += four.x;
-      x[4 * i + 1] += four.y;
-      x[4 * i + 2] += four.z;
-      x[4 * i + 3] += four.w;
+      x[4 * i] = fmaf(factor, four.x, x[4 * i]);
+      x[4 * i + 1] = fmaf(factor, four.y, x[4 * i + 1]);
+      x[4 * i + 2] = fmaf(factor, four.z, x[4 * i + 2]);
+      x[4 * i + 3] = fmaf(factor, four.w, x[4 * i + 3]);
     }
   }
+  return common;
 }
 
-// Results of the block's rows: the output, or the part's sums and statistics.
+// Results of the item's rows: the output, or the part's sums and statistics.
 template <class Traits>
-__device__ __forceinline__ void writeRows(const AttentionParams& p, const AttentionBlock<Traits::kRows>& block,
-                                          const float* sums, const float2* common) {
-  const int lanes = p.size / 8;
-  for (int item = static_cast<int>(threadIdx.x); item < Traits::kRows * lanes; item += Traits::kThreads) {
-    const int r = item / lanes, channel = item % lanes * 8, index = block.firstRow + r;
-    if (index >= block.queryRows) continue;
+__device__ __forceinline__ void writeRows(const AttentionParams& p, const AttentionItem& item,
+                                          const AttentionShared<Traits>& shared, int thread) {
+  const int lanes = p.size / 8, group = p.heads / p.kvHeads, queryRows = p.tokens * group;
+  for (int piece = thread; piece < Traits::kRows * lanes; piece += Traits::kConsumerThreads) {
+    const int r = piece / lanes, channel = piece % lanes * 8, index = item.firstRow + r;
+    if (index >= queryRows) break;
     float x[8];
-    sumOfWarps<Traits>(sums, r, channel, x);
+    const float2 common = sumOfWarps(shared, r, channel, x);
     if (p.splits == 1) {
-      const bool exists = index / block.group < block.numTokens;
+      const bool exists = index / group < item.numTokens;
 #pragma unroll
-      for (int v = 0; v < 8; ++v) x[v] = exists ? x[v] / common[r].y : 0.0f;
-      auto* to = static_cast<uint16_t*>(p.out) + block.place(p, r) + channel;
+      for (int v = 0; v < 8; ++v) x[v] = exists ? x[v] / common.y : 0.0f;
+      auto* to = static_cast<uint16_t*>(p.out) + item.place(p, r) + channel;
       *reinterpret_cast<uint4*>(to) = pack<typename Traits::Act>(x);
       continue;
     }
     const int64_t part =
-        ((static_cast<int64_t>(block.row) * p.kvHeads + block.kvHead) * p.splits + block.split) * block.queryRows +
-        index;
+        ((static_cast<int64_t>(item.row) * p.kvHeads + item.kvHead) * p.splits + item.split) * queryRows + index;
     auto* to = reinterpret_cast<float4*>(p.partial + part * p.size + channel);
     to[0] = {x[0], x[1], x[2], x[3]};
     to[1] = {x[4], x[5], x[6], x[7]};
-    if (channel == 0) p.statistic[part] = common[r];
+    if (channel == 0) p.statistic[part] = common;
   }
 }
 
-// The keys of the block's part, in passes of the key warps over one tile each.
+// What the queries see of the part.
 template <class Traits>
-__device__ __forceinline__ void attend(const AttentionParams& p, const AttentionBlock<Traits::kRows>& block,
-                                       uint4* query, uint4* ring, typename Traits::Tiles& tiles) {
-  using Stream = typename Traits::Stream;
-  constexpr int kStages = Stream::kStages, kPass = Traits::kPassKeys;
-  const auto at = WarpPlace::of<Traits>();
-  const int64_t cache = (static_cast<int64_t>(block.slot) * p.kvHeads + block.kvHead) * p.depth * p.size;
-  const Stream stream{static_cast<const uint16_t*>(p.keys) + cache,
-                      static_cast<const uint16_t*>(p.values) + cache,
-                      ring + at.keyWarp * (Stream::kBytes / 16),
-                      p.size,
-                      block.end,
-                      at.rowWarp,
-                      at.lane};
-  const int first = block.begin + at.keyWarp * kTileKeys;
+__device__ __forceinline__ void beginItem(const AttentionParams& p, const AttentionItem& item, int rowWarp,
+                                          typename Traits::Tiles& tiles) {
+  const int c = static_cast<int>(threadIdx.x) % 4, group = p.heads / p.kvHeads;
 #pragma unroll
-  for (int stage = 0; stage < kStages - 1; ++stage) {
-    if (first + stage * kPass < block.end) stream.fetch(stage, first + stage * kPass);
-    Stream::commit();
+  for (int t = 0; t < Traits::kTiles; ++t) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int token = (item.firstRow + rowWarp * Traits::kWarpRows + 8 * t + 2 * c + i) / group;
+      tiles.last[t][i] = token < item.numTokens ? min(item.start + token, item.end - 1) : -1;
+    }
   }
-  loadQueries<Traits>(p, block, query, tiles);
-  int stage = 0;
-  for (int position = first; position < block.end; position += kPass) {
-    Stream::wait();
-    const int ahead = position + (kStages - 1) * kPass;
-    if (ahead < block.end) stream.fetch(stage == 0 ? kStages - 1 : stage - 1, ahead);  // where the last pass was
-    Stream::commit();
-    float s[Traits::kTiles][2][4];
-    tiles.scores(stream, stage, position, p.scale, s);
-    tiles.rescale(s);
-    tiles.accumulate(stream, stage, s);
-    stage = stage + 1 == kStages ? 0 : stage + 1;
-  }
-  tiles.finish();
+  tiles.clear();
 }
 
-// Blocks: parts of the keys along x, key heads and their blocks of query rows along y, sequences along z.
 template <class Traits>
-__global__ void __launch_bounds__(Traits::kThreads) attentionKernel(const __grid_constant__ AttentionParams p) {
-  extern __shared__ uint4 query[];
-  uint4* ring = query + Traits::kQueryWords;
-  __shared__ float2 statistic[Traits::kKeyWarps][Traits::kRows], common[Traits::kRows];
+__device__ __forceinline__ void consume(const AttentionParams& p, const AttentionShared<Traits>& shared, int items) {
+  const int thread = static_cast<int>(threadIdx.x) - 32 * Traits::kProducers, warp = thread / 32;
+  const int rowWarp = warp % Traits::kRowWarps, keyWarp = warp / Traits::kRowWarps;
+  const auto keys = shared.keys(), values = shared.values();
+  uint32_t first = 0;  // number of the item's first tile
+  typename Traits::Tiles tiles;
+  for (int number = 0; dealtItem(number, items) >= 0; ++number) {
+    barrierWait(shared.queryFull(), number & 1);
+    const AttentionItem& item = *shared.item(number);
+    const int begin = item.begin, start = item.start;
+    tiles.loadQueries(shared.queries() + rowWarp * Traits::kWarpRows * Traits::kSize * 2);
+    beginItem<Traits>(p, item, rowWarp, tiles);
+    const uint32_t count = static_cast<uint32_t>(item.end - begin + kTileKeys - 1) / kTileKeys;
+    __syncwarp();
+    if (thread % 32 == 0) barrierArrive(shared.queryEmpty());
+    for (uint32_t tile = static_cast<uint32_t>(keyWarp); tile < count; tile += Traits::kKeyWarps) {
+      const int position = begin + static_cast<int>(tile) * kTileKeys;
+      float s[Traits::kTiles][4];
+      tiles.scores(keys.take(first + tile), position, position + kTileKeys <= start + 1, p.scale, s);
+      keys.release(first + tile);
+      tiles.rescale(s);
+      tiles.accumulate(values.take(first + tile), s);
+      values.release(first + tile);
+    }
+    first += count;
+    tiles.finish();
+    consumersBarrier<Traits>();  // the sums of the item before have been read
+    shareSums(shared, tiles, keyWarp, rowWarp);
+    consumersBarrier<Traits>();
+    writeRows(p, item, shared, thread);
+  }
+}
+
+template <class Traits>
+__global__ void __launch_bounds__(Traits::kThreads, 1)
+    attentionKernel(const __grid_constant__ AttentionParams p, int items) {
+  extern __shared__ __align__(128) unsigned char memory[];
+  const AttentionShared<Traits> shared{memory};
+  if (threadIdx.x == 0) {
+    barrierInit(shared.queryFull(), 33);
+    barrierInit(shared.queryEmpty(), Traits::kConsumers);
+    shared.keys().init(Traits::kRowWarps);
+    shared.values().init(Traits::kRowWarps);
+  }
+  __syncthreads();
   releaseDependents();
   waitForPredecessor();
-  const AttentionBlock<Traits::kRows> block(p);
-  typename Traits::Tiles tiles;
-  tiles.clear();
-  if (block.begin < block.end) attend<Traits>(p, block, query, ring, tiles);
-  addWarps<Traits>(tiles, reinterpret_cast<float*>(ring), statistic, common);
-  writeRows<Traits>(p, block, reinterpret_cast<const float*>(ring), common);
+  // numbers of keys lie where keys will
+  auto* const room = reinterpret_cast<int*>(memory + Traits::kFixed);
+  const uint16_t* order = orderRows(p, items, room, shared.order()) ? shared.order() : nullptr;
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  if (warp == 0) {
+    produceKeys(p, shared, order, items);
+  } else if (warp == 1) {
+    produceValues(p, shared, order, items);
+  } else {
+    consume(p, shared, items);
+  }
 }
 
 }  // namespace replayssm
