@@ -68,14 +68,21 @@ struct AttentionShared {
 // The item's query rows as a tile of rows; those that do not exist are zeros.
 template <class Traits>
 __device__ __forceinline__ void copyQueries(const AttentionParams& p, const AttentionItem& item, uint32_t to) {
-  constexpr int kChunks = Traits::kSize / 8, kPassRows = 32 / kChunks;
+  constexpr int kChunks = Traits::kSize / 8, kPassRows = 32 / kChunks, kHeld = (Traits::kRows + 31) / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32, chunk = lane % kChunks;
-  const int group = p.heads / p.kvHeads;
-#pragma unroll 4
-  for (int r = lane / kChunks; r < Traits::kRows; r += kPassRows) {
-    const bool exists = (item.firstRow + r) / group < item.numTokens && 8 * chunk < p.size;
-    const auto* from = static_cast<const uint16_t*>(p.q) + (exists ? item.place(p, r) + 8 * chunk : 0);
-    copyPiece(to + tilePlace<Traits::kSize>(r, chunk), from, exists);
+  const auto* queries = static_cast<const uint16_t*>(p.q) + item.queryOffset(p);
+  int offsets[kHeld];  // of rows `lane` and `lane` + 32; -1: does not exist
+#pragma unroll
+  for (int i = 0; i < kHeld; ++i) {
+    const QueryRow row(p, item.kvHead, item.firstRow + lane + 32 * i);
+    offsets[i] = row.token < item.numTokens ? row.offset : -1;
+  }
+#pragma unroll
+  for (int i = 0; i < Traits::kRows / kPassRows; ++i) {
+    const int row = i * kPassRows + lane / kChunks;
+    const int offset = __shfl_sync(0xffffffffu, offsets[i * kPassRows / 32], row % 32);
+    const bool exists = offset >= 0 && 8 * chunk < p.size;
+    copyPiece(to + tilePlace<Traits::kSize>(row, chunk), queries + (exists ? offset + 8 * chunk : 0), exists);
   }
 }
 
@@ -171,17 +178,20 @@ __device__ __forceinline__ float2 sumOfWarps(const AttentionShared<Traits>& shar
 template <class Traits>
 __device__ __forceinline__ void writeRows(const AttentionParams& p, const AttentionItem& item,
                                           const AttentionShared<Traits>& shared, int thread) {
-  const int lanes = p.size / 8, group = p.heads / p.kvHeads, queryRows = p.tokens * group;
-  for (int piece = thread; piece < Traits::kRows * lanes; piece += Traits::kConsumerThreads) {
-    const int r = piece / lanes, channel = piece % lanes * 8, index = item.firstRow + r;
+  constexpr int kChunks = Traits::kSize / 8;
+  const int queryRows = p.tokens * (p.heads / p.kvHeads), channel = thread % kChunks * 8;
+  if (channel >= p.size) return;
+  for (int r = thread / kChunks; r < Traits::kRows; r += Traits::kConsumerThreads / kChunks) {
+    const int index = item.firstRow + r;
     if (index >= queryRows) break;
     float x[8];
     const float2 common = sumOfWarps(shared, r, channel, x);
     if (p.splits == 1) {
-      const bool exists = index / group < item.numTokens;
+      const QueryRow row(p, item.kvHead, index);
+      const float inverse = 1.0f / common.y;
 #pragma unroll
-      for (int v = 0; v < 8; ++v) x[v] = exists ? x[v] / common.y : 0.0f;
-      auto* to = static_cast<uint16_t*>(p.out) + item.place(p, r) + channel;
+      for (int v = 0; v < 8; ++v) x[v] = row.token < item.numTokens ? x[v] * inverse : 0.0f;
+      auto* to = static_cast<uint16_t*>(p.out) + item.queryOffset(p) + row.offset + channel;
       *reinterpret_cast<uint4*>(to) = pack<typename Traits::Act>(x);
       continue;
     }
@@ -194,20 +204,24 @@ __device__ __forceinline__ void writeRows(const AttentionParams& p, const Attent
   }
 }
 
-// What the queries see of the part.
+// Scores of a tile that begins at `position`, without those of keys that a query does not see.
 template <class Traits>
-__device__ __forceinline__ void beginItem(const AttentionParams& p, const AttentionItem& item, int rowWarp,
-                                          typename Traits::Tiles& tiles) {
-  const int c = static_cast<int>(threadIdx.x) % 4, group = p.heads / p.kvHeads;
+__device__ __forceinline__ void maskScores(const AttentionParams& p, const AttentionItem& item, int rowWarp, int position,
+                                           float (&s)[Traits::kTiles][4]) {
+  const int lane = static_cast<int>(threadIdx.x) % 32, g = lane / 4, c = lane % 4;
 #pragma unroll
   for (int t = 0; t < Traits::kTiles; ++t) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const int token = (item.firstRow + rowWarp * Traits::kWarpRows + 8 * t + 2 * c + i) / group;
-      tiles.last[t][i] = token < item.numTokens ? min(item.start + token, item.end - 1) : -1;
+      const int index = item.firstRow + rowWarp * Traits::kWarpRows + 8 * t + 2 * c + i;
+      const int token = QueryRow(p, item.kvHead, index).token;
+      const int last = token < item.numTokens ? min(item.start + token, item.end - 1) : -1;
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        if (position + g + 8 * h > last) s[t][2 * h + i] = -CUDART_INF_F;
+      }
     }
   }
-  tiles.clear();
 }
 
 template <class Traits>
@@ -222,15 +236,16 @@ __device__ __forceinline__ void consume(const AttentionParams& p, const Attentio
     const AttentionItem& item = *shared.item(number);
     const int begin = item.begin, start = item.start;
     tiles.loadQueries(shared.queries() + rowWarp * Traits::kWarpRows * Traits::kSize * 2);
-    beginItem<Traits>(p, item, rowWarp, tiles);
+    tiles.clear();
     const uint32_t count = static_cast<uint32_t>(item.end - begin + kTileKeys - 1) / kTileKeys;
     __syncwarp();
     if (thread % 32 == 0) barrierArrive(shared.queryEmpty());
     for (uint32_t tile = static_cast<uint32_t>(keyWarp); tile < count; tile += Traits::kKeyWarps) {
       const int position = begin + static_cast<int>(tile) * kTileKeys;
       float s[Traits::kTiles][4];
-      tiles.scores(keys.take(first + tile), position, position + kTileKeys <= start + 1, p.scale, s);
+      tiles.scores(keys.take(first + tile), p.scale, s);
       keys.release(first + tile);
+      if (position + kTileKeys > start + 1) maskScores<Traits>(p, item, rowWarp, position, s);
       tiles.rescale(s);
       tiles.accumulate(values.take(first + tile), s);
       values.release(first + tile);
@@ -249,11 +264,13 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
     attentionKernel(const __grid_constant__ AttentionParams p, int items) {
   extern __shared__ __align__(128) unsigned char memory[];
   const AttentionShared<Traits> shared{memory};
+  if (threadIdx.x < 32) {
+    shared.keys().init(Traits::kRowWarps);
+    shared.values().init(Traits::kRowWarps);
+  }
   if (threadIdx.x == 0) {
     barrierInit(shared.queryFull(), 33);
     barrierInit(shared.queryEmpty(), Traits::kConsumers);
-    shared.keys().init(Traits::kRowWarps);
-    shared.values().init(Traits::kRowWarps);
   }
   __syncthreads();
   releaseDependents();

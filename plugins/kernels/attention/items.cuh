@@ -18,10 +18,21 @@ struct AttentionItem {
   __device__ __forceinline__ int64_t cacheOffset(const AttentionParams& p) const {
     return (static_cast<int64_t>(slot) * p.kvHeads + kvHead) * p.depth * p.size;
   }
-  // Element of q and out where query row r of the item begins.
-  __device__ __forceinline__ int64_t place(const AttentionParams& p, int r) const {
-    const int group = p.heads / p.kvHeads, index = firstRow + r;
-    return ((static_cast<int64_t>(row) * p.tokens + index / group) * p.heads + kvHead * group + index % group) * p.size;
+  // Element of q and out where the sequence begins.
+  __device__ __forceinline__ int64_t queryOffset(const AttentionParams& p) const {
+    return static_cast<int64_t>(row) * p.tokens * p.heads * p.size;
+  }
+};
+
+// What a query row is: its token, and its first element after the sequence's.
+struct QueryRow {
+  int token, offset;
+
+  // Row `index` of the key head's. The division is exact: rows are fewer than 2^20.
+  __device__ __forceinline__ QueryRow(const AttentionParams& p, int kvHead, int index) {
+    const int group = p.heads / p.kvHeads;
+    token = static_cast<int>(__fdividef(static_cast<float>(index) + 0.5f, static_cast<float>(group)));
+    offset = (token * p.heads + kvHead * group + index - token * group) * p.size;
   }
 };
 

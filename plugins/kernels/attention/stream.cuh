@@ -23,15 +23,17 @@ __device__ __forceinline__ int tilePlace(int row, int chunk) {
 // s % kSlots.
 template <int kSize_, int kSlots_>
 struct TileRing {
+  static_assert(kSlots_ <= 32, "a lane initialises a slot");
   static constexpr int kSize = kSize_, kSlots = kSlots_, kTileBytes = kTileKeys * kSize * 2;
 
   uint32_t tiles, barriers;  // shared addresses: of the first tile; of full[kSlots], empty[kSlots]
 
+  // By the lanes of one warp.
   __device__ __forceinline__ void init(uint32_t readers) const {
-    for (int i = 0; i < kSlots; ++i) {
-      barrierInit(barriers + 8 * i, 32);
-      barrierInit(barriers + 8 * (kSlots + i), readers);
-    }
+    const uint32_t slot = threadIdx.x % 32;
+    if (slot >= kSlots) return;
+    barrierInit(full(slot), 32);
+    barrierInit(empty(slot), readers);
   }
   __device__ __forceinline__ uint32_t full(uint32_t slot) const { return barriers + 8 * slot; }
   __device__ __forceinline__ uint32_t empty(uint32_t slot) const { return barriers + 8 * (kSlots + slot); }

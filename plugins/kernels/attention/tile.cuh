@@ -42,7 +42,6 @@ struct QueryTiles {
   uint32_t query[kTiles][kSteps][2];  // operand B of k q^T
   float sum[kTiles][kSteps][4];       // channels 16 j + g (elements 0, 1) and + 8 (2, 3) of queries 2 c, 2 c + 1
   float maximum[kTiles][2], weight[kTiles][2];
-  int last[kTiles][2];                // the last position a query sees; -1: none
 
   __device__ __forceinline__ void clear() {
 #pragma unroll
@@ -78,9 +77,8 @@ struct QueryTiles {
     }
   }
 
-  // Scores of the tile's keys in log2 units: key g + 8 h of query 2 c + i in element 2 h + i. seen: by every query.
-  __device__ __forceinline__ void scores(uint32_t keys, int position, bool seen, float scale,
-                                         float (&s)[kTiles][4]) const {
+  // Scores of the tile's keys in log2 units: key g + 8 h of query 2 c + i in element 2 h + i.
+  __device__ __forceinline__ void scores(uint32_t keys, float scale, float (&s)[kTiles][4]) const {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const uint32_t rows = keys + tilePlace<kSize>(lane % 16, lane / 16);
     float part[kChains][kTiles][4];
@@ -104,7 +102,6 @@ struct QueryTiles {
 #pragma unroll
         for (int k = 1; k < kChains; ++k) s[t][i] += part[k][t][i];
         s[t][i] *= scale;
-        if (!seen && position + lane / 4 + 8 * (i / 2) > last[t][i % 2]) s[t][i] = -CUDART_INF_F;
       }
     }
   }
