@@ -86,14 +86,12 @@ __device__ __forceinline__ void copyQueries(const AttentionParams& p, const Atte
   }
 }
 
-// The warp that copies keys, and with each item its queries and what it is.
+// The warp that copies keys, and with each item its queries and what it is. item: the block's first.
 template <class Traits>
 __device__ __forceinline__ void produceKeys(const AttentionParams& p, const AttentionShared<Traits>& shared,
-                                            const uint16_t* order, int items) {
+                                            const uint16_t* order, int items, AttentionItem item) {
   TileCopies<typename Traits::Ring> copies{shared.keys(), 0};
-  int index;
-  for (int number = 0; (index = dealtItem(number, items)) >= 0; ++number) {
-    const auto item = attentionItem<Traits::kRows>(p, order, index);
+  for (int number = 0, index = 0; index >= 0; ++number) {
     if (number > 0) barrierWait(shared.queryEmpty(), (number - 1) & 1);
     copyQueries<Traits>(p, item, shared.queries());
     loadsArrive(shared.queryFull());
@@ -102,18 +100,20 @@ __device__ __forceinline__ void produceKeys(const AttentionParams& p, const Atte
       barrierArrive(shared.queryFull());
     }
     copies.copy(static_cast<const uint16_t*>(p.keys) + item.cacheOffset(p), p.size, item.begin, item.end);
+    index = dealtItem(number + 1, items);
+    if (index >= 0) item = attentionItem<Traits::kRows>(p, order, index);
   }
   loadsDrain();
 }
 
 template <class Traits>
 __device__ __forceinline__ void produceValues(const AttentionParams& p, const AttentionShared<Traits>& shared,
-                                              const uint16_t* order, int items) {
+                                              const uint16_t* order, int items, AttentionItem item) {
   TileCopies<typename Traits::Ring> copies{shared.values(), 0};
-  int index;
-  for (int number = 0; (index = dealtItem(number, items)) >= 0; ++number) {
-    const auto item = attentionItem<Traits::kRows>(p, order, index);
+  for (int number = 0, index = 0; index >= 0; ++number) {
     copies.copy(static_cast<const uint16_t*>(p.values) + item.cacheOffset(p), p.size, item.begin, item.end);
+    index = dealtItem(number + 1, items);
+    if (index >= 0) item = attentionItem<Traits::kRows>(p, order, index);
   }
   loadsDrain();
 }
@@ -275,14 +275,16 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
   __syncthreads();
   releaseDependents();
   waitForPredecessor();
-  // numbers of keys lie where keys will
-  auto* const room = reinterpret_cast<int*>(memory + Traits::kFixed);
-  const uint16_t* order = orderRows(p, items, room, shared.order()) ? shared.order() : nullptr;
+  // the place of the item as most batches deal it is under way while the rows are looked at
+  AttentionItem item = attentionItem<Traits::kRows>(p, nullptr, static_cast<int>(blockIdx.x));
+  auto* const room = reinterpret_cast<int*>(memory + Traits::kFixed);  // where keys will lie
+  const uint16_t* order = orderRows<Traits::kThreads>(p, items, room, shared.order()) ? shared.order() : nullptr;
+  if (order != nullptr) item = attentionItem<Traits::kRows>(p, order, static_cast<int>(blockIdx.x));
   const int warp = static_cast<int>(threadIdx.x) / 32;
   if (warp == 0) {
-    produceKeys(p, shared, order, items);
+    produceKeys(p, shared, order, items, item);
   } else if (warp == 1) {
-    produceValues(p, shared, order, items);
+    produceValues(p, shared, order, items, item);
   } else {
     consume(p, shared, items);
   }

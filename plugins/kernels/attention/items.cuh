@@ -41,19 +41,26 @@ __device__ __forceinline__ int existingKeys(const AttentionParams& p, int row) {
   return tokens > 0 ? p.start[row] + tokens : 0;
 }
 
-// Rows in the order of falling numbers of keys into order[rows]; keys: room for as many numbers. All threads of the block
-// take part. False, and nothing written, where the order makes no difference: one item a block, rows alike.
+// Rows in the order of falling numbers of keys into order[rows]; keys: room for as many numbers. All kThreads threads of the
+// block take part. False, and nothing written, where the order makes no difference: one item a block, rows alike.
+template <int kThreads>
 __device__ __forceinline__ bool orderRows(const AttentionParams& p, int items, int* keys, uint16_t* order) {
+  constexpr int kHeld = (kMaxOrderedRows + kThreads - 1) / kThreads;
   if (items <= static_cast<int>(gridDim.x) || p.rows > kMaxOrderedRows) return false;
-  const int threads = static_cast<int>(blockDim.x), thread = static_cast<int>(threadIdx.x);
-  const int first = existingKeys(p, 0);
+  const int thread = static_cast<int>(threadIdx.x), first = existingKeys(p, 0);
+  int held[kHeld];
   bool uneven = false;
-  for (int row = thread; row < p.rows; row += threads) {
-    keys[row] = existingKeys(p, row);
-    uneven |= keys[row] != first;
+#pragma unroll
+  for (int i = 0; i < kHeld; ++i) {
+    held[i] = existingKeys(p, min(thread + i * kThreads, p.rows - 1));
+    uneven |= held[i] != first;
+  }
+#pragma unroll
+  for (int i = 0; i < kHeld; ++i) {
+    if (thread + i * kThreads < p.rows) keys[thread + i * kThreads] = held[i];
   }
   if (__syncthreads_or(uneven) == 0) return false;
-  for (int row = thread; row < p.rows; row += threads) {
+  for (int row = thread; row < p.rows; row += kThreads) {
     const int own = keys[row];
     int rank = 0;
     for (int other = 0; other < p.rows; ++other) rank += keys[other] > own || (keys[other] == own && other < row);
