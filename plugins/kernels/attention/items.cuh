@@ -1,5 +1,5 @@
-// What a block works on: items of some query rows (token, head of the group) of one key head of one sequence and one part of
-// its keys. Blocks stay for the whole launch and share the items out so that each has about as many keys.
+// What a block works on: items of some query rows (token, head of the group) of one key head of one sequence and one
+// part of its keys. Blocks stay for the whole launch and share the items out so that each has about as many keys.
 #pragma once
 
 #include "params.h"
@@ -41,8 +41,9 @@ __device__ __forceinline__ int existingKeys(const AttentionParams& p, int row) {
   return tokens > 0 ? p.start[row] + tokens : 0;
 }
 
-// Rows in the order of falling numbers of keys into order[rows]; keys: room for as many numbers. All kThreads threads of the
-// block take part. False, and nothing written, where the order makes no difference: one item a block, rows alike.
+// Rows in the order of falling numbers of keys into order[rows]; keys: room for as many numbers. All kThreads threads
+// of the block take part. False, and nothing written, where the order makes no difference: one item a block, rows
+// alike.
 template <int kThreads>
 __device__ __forceinline__ bool orderRows(const AttentionParams& p, int items, int* keys, uint16_t* order) {
   constexpr int kHeld = (kMaxOrderedRows + kThreads - 1) / kThreads;
@@ -77,8 +78,8 @@ __device__ __forceinline__ int dealtItem(int round, int items) {
   return index < items ? index : -1;
 }
 
-// Item number `index`: parts of the keys fastest, then blocks of kRows query rows, key heads, sequences. order: of the rows,
-// or null.
+// Item number `index`: parts of the keys fastest, then blocks of kRows query rows, key heads, sequences. order: of
+// the rows, or null.
 template <int kRows>
 __device__ __forceinline__ AttentionItem attentionItem(const AttentionParams& p, const uint16_t* order, int index) {
   AttentionItem item;

@@ -1,8 +1,8 @@
-// The stream of keys and values of a block: tiles of 16 positions, which producer warps copy into rings of shared memory and
-// warps that multiply take out, over the whole of the block's items without a stop between them.
+// The stream of keys and values of a block: tiles of 16 positions, which producer warps copy into rings of shared
+// memory and warps that multiply take out, over the whole of the block's items without a stop between them.
 //
-// A tile has its rows one after another; 16-byte chunk q of row r lies at place q ^ (r % 8) of the row, so that neither the
-// copies (a row a time) nor the matrix loads (eight rows a time) meet in a bank.
+// A tile has its rows one after another; 16-byte chunk q of row r lies at place q ^ (r % 8) of the row, so that
+// neither the copies (a row a time) nor the matrix loads (eight rows a time) meet in a bank.
 #pragma once
 
 #include <cstdint>
@@ -19,8 +19,8 @@ __device__ __forceinline__ int tilePlace(int row, int chunk) {
   return row * kSize * 2 + ((chunk ^ (row & 7)) << 4);
 }
 
-// One ring of kSlots tiles. full: a tile has landed; empty: its readers are done. Tile number s of the block is in slot
-// s % kSlots.
+// One ring of kSlots tiles. full: a tile has landed; empty: its readers are done. Tile number s of the block is in
+// slot s % kSlots.
 template <int kSize_, int kSlots_>
 struct TileRing {
   static_assert(kSlots_ <= 32, "a lane initialises a slot");
@@ -60,7 +60,8 @@ __device__ __forceinline__ void copyPiece(uint32_t to, const void* from, bool ex
 // A producer's place in its ring: the number of the next tile.
 template <class Ring>
 struct TileCopies {
-  static constexpr int kSize = Ring::kSize, kChunks = kSize / 8, kPassRows = 32 / kChunks, kPasses = kTileKeys / kPassRows;
+  static constexpr int kSize = Ring::kSize, kChunks = kSize / 8;
+  static constexpr int kPassRows = 32 / kChunks, kPasses = kTileKeys / kPassRows;
 
   Ring ring;
   uint32_t next;

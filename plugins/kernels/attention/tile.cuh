@@ -1,6 +1,6 @@
-// One warp's attention of kTiles times 8 query rows over tiles of keys and values: scores, running softmax, sums of values.
-// Everything is transposed: keys are the rows of the scores' products, channels those of the sums', queries the columns, so
-// that the few queries of a decode step waste no more than the rest of eight.
+// One warp's attention of kTiles times 8 query rows over tiles of keys and values: scores, running softmax, sums of
+// values. Everything is transposed: keys are the rows of the scores' products, channels those of the sums', queries
+// the columns, so that the few queries of a decode step waste no more than the rest of eight.
 #pragma once
 
 #include <math_constants.h>
