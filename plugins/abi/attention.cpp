@@ -158,8 +158,9 @@ void checkAttention(Checker& check, const rssm_attention_args& a) {
     check.contiguous(name, *t, 0);
     check.aligned(name, *t);
   }
-  // blocks of query rows lie along a grid axis too
+  // a sequence's query rows are told apart in float32, a launch's items counted in 32 bits
   if (check.ok()) check.range("q: T * Hq", q[1] * q[2], 0, 16 * kMaxGridAxis);
+  if (check.ok()) check.range("q: B * T * Hq", q[0] * q[1] * q[2], 0, INT32_MAX / 2);
 }
 
 AttentionParams flatten(const rssm_attention_args& a, int multiprocessors) {
@@ -168,7 +169,8 @@ AttentionParams flatten(const rssm_attention_args& a, int multiprocessors) {
   p.keys = a.keys.data;
   p.values = a.values.data;
   p.out = a.out.data;
-  p.splits = attentionSplits(p, multiprocessors);
+  p.multiprocessors = multiprocessors;
+  p.splits = attentionSplits(p);
   return p;
 }
 

@@ -125,6 +125,8 @@ SHAPES = {
     "qwen-large-full": Shape(32, 2, 256, 4, tuple(range(100, 300)), (4,) * 200, padding=(3,)),
     "super-full": Shape(32, 2, 128, 4, tuple(range(0, 300)), (4,) * 300),
     "nano-full": Shape(40, 8, 128, 4, tuple(range(400, 500)), (4,) * 100),
+    "uneven": Shape(40, 8, 128, 1, tuple(997 * row % 1201 for row in range(200)), (1,) * 200, padding=(7, 11)),
+    "many": Shape(4, 2, 64, 1, tuple(7 * row % 23 for row in range(1100)), (1,) * 1100),
     "small": Shape(4, 2, 24, 3, (5, 40, 0), (3, 0, 2)),
     "odd-head": Shape(6, 2, 192, 5, (33, 90), (5, 4)),
     "long": Shape(16, 4, 256, 2, (9000,), (2,)),
@@ -223,3 +225,14 @@ def test_a_row_has_the_same_bits_in_batches_whose_keys_are_cut_alike() -> None:
         few, *(t[10:70] for t in (problem.q, problem.k, problem.v)), problem.caches, norms=None, rotation=None
     )
     assert torch.equal(native_layers.attention(few, q, problem.caches), many[10:70])
+
+
+def test_a_row_has_the_same_bits_wherever_it_is_dealt() -> None:
+    """Blocks take rows by length: turned round, a batch of uneven ones gives the same bits turned round."""
+    problem = Problem(SHAPES["uneven"])
+    forward, _ = problem.run()
+    turned_rows = {name: values.flip(0).contiguous() for name, values in problem.rows.items()}
+    q = native_layers.attention_inputs(
+        turned_rows, *(t.flip(0) for t in (problem.q, problem.k, problem.v)), problem.caches, norms=None, rotation=None
+    )
+    assert torch.equal(native_layers.attention(turned_rows, q, problem.caches).flip(0), forward)

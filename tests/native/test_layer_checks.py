@@ -143,7 +143,12 @@ def test_keys_are_cut_only_where_rows_leave_multiprocessors_idle(library: _abi.L
     assert library.attention_workspace(attention_args(rows=1, depth=127), MULTIPROCESSORS) == 0
     assert library.attention_workspace(attention_args(rows=1, depth=1024), MULTIPROCESSORS) == 16 * row
     assert library.attention_workspace(attention_args(rows=1, depth=1 << 20), MULTIPROCESSORS) == 64 * row
-    assert library.attention_workspace(attention_args(rows=33, depth=1 << 20), MULTIPROCESSORS) == 16 * 33 * row
+    assert library.attention_workspace(attention_args(rows=33, depth=1 << 20), MULTIPROCESSORS) == 2 * 33 * row
+
+
+def test_more_query_rows_than_a_launch_counts_are_refused(library: _abi.Library) -> None:
+    with pytest.raises(ContractError, match=r"q: B \* T \* Hq: expected 0\.\.1073741823, got 34358689800"):
+        library.attention_workspace(attention_args(rows=65535, tokens=65535), MULTIPROCESSORS)
 
 
 def test_a_workspace_that_is_too_small_is_refused(library: _abi.Library) -> None:

@@ -43,13 +43,14 @@ struct AttentionParams {
   const void* keys;
   const void* values;
   void* out;
+  int32_t multiprocessors;
   int32_t splits;     // of the keys; 1: no workspace
   float* partial;     // [B, Hkv, splits, T * group, D]: sums relative to the split's own maximum
   float2* statistic;  // [B, Hkv, splits, T * group]: maximum (scaled) and sum of weights
 };
 
 // Into how many parts the keys of a row are cut: a function of the shapes alone.
-int attentionSplits(const AttentionParams& p, int multiprocessors);
+int attentionSplits(const AttentionParams& p);
 
 cudaError_t launchAttentionInputs(const AttentionInputsParams& p, cudaStream_t stream);
 cudaError_t launchAttention(const AttentionParams& p, cudaStream_t stream);

@@ -1,73 +1,98 @@
-// A stream of keys and values, 16 positions a tile. Every lane uses exactly the 16-byte pieces that lanes of its number
-// copy, so shared memory serves as more registers: no layout to swizzle, and nothing to synchronise for a warp that has
-// a stream of its own. Warps with other query rows may share one, each copying its part of the pieces.
+// The stream of keys and values of a block: tiles of 16 positions, which producer warps copy into rings of shared
+// memory and warps that multiply take out, over the whole of the block's items without a stop between them.
 //
-// With g = lane / 4 and c = lane % 4, the pieces of a tile are
-//   keys:   position 8 n + g, channels 32 j + 8 c ..+7, for n = 0, 1 and each j: operand B of q k^T, column g
-//   values: positions 2c, 2c+1, 2c+8, 2c+9, channels 64 j + 8 g ..+7: operand B of p v, columns 8 g + i for product i
+// A tile has its rows one after another; 16-byte chunk q of row r lies at place q ^ (r % 8) of the row, so that
+// neither the copies (a row a time) nor the matrix loads (eight rows a time) meet in a bank.
 #pragma once
 
 #include <cstdint>
+
+#include "kernels/common/mbarrier.cuh"
 
 namespace replayssm {
 
 constexpr int kTileKeys = 16;
 
-// kSize: channels of a head, rounded up to a multiple of 64. kWarps: that share the stream.
-template <int kSize, int kStages_, int kWarps>
-struct KvStream {
-  static constexpr int kStages = kStages_;
-  static constexpr int kKeyChunks = kSize / 32, kValueBlocks = kSize / 64;
-  static constexpr int kKeyPieces = 2 * kKeyChunks, kPieces = kKeyPieces + 4 * kValueBlocks;
-  static constexpr int kBytes = kStages * kPieces * 32 * 16;
+// Bytes from the start of a tile to chunk `chunk` of row `row`.
+template <int kSize>
+__device__ __forceinline__ int tilePlace(int row, int chunk) {
+  return row * kSize * 2 + ((chunk ^ (row & 7)) << 4);
+}
 
-  const uint16_t* keys;    // of the slot and head, position 0
-  const uint16_t* values;
-  uint4* ring;
-  int size, end;           // channels that exist; positions from here on are zeros
-  int warp, lane;          // warp: 0..kWarps-1
+// One ring of kSlots tiles. full: a tile has landed; empty: its readers are done. Tile number s of the block is in
+// slot s % kSlots.
+template <int kSize_, int kSlots_>
+struct TileRing {
+  static_assert(kSlots_ <= 32, "a lane initialises a slot");
+  static constexpr int kSize = kSize_, kSlots = kSlots_, kTileBytes = kTileKeys * kSize * 2;
 
-  __device__ __forceinline__ uint4* at(int stage, int piece) const {
-    return ring + (stage * kPieces + piece) * 32 + lane;
+  uint32_t tiles, barriers;  // shared addresses: of the first tile; of full[kSlots], empty[kSlots]
+
+  // By the lanes of one warp.
+  __device__ __forceinline__ void init(uint32_t readers) const {
+    const uint32_t slot = threadIdx.x % 32;
+    if (slot >= kSlots) return;
+    barrierInit(full(slot), 32);
+    barrierInit(empty(slot), readers);
   }
+  __device__ __forceinline__ uint32_t full(uint32_t slot) const { return barriers + 8 * slot; }
+  __device__ __forceinline__ uint32_t empty(uint32_t slot) const { return barriers + 8 * (kSlots + slot); }
 
-  // A lane's pieces of a key are halves of a line: the L2 cache fetches whole ones.
-  __device__ __forceinline__ void copy(uint4* to, const uint16_t* base, int position, int channel) const {
-    const bool exists = position < end && channel < size;
-    const uint16_t* from = base + (exists ? position * size + channel : 0);
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(
-                     static_cast<uint32_t>(__cvta_generic_to_shared(to))),
-                 "l"(from), "r"(exists ? 16 : 0)
-                 : "memory");
+  // Shared address of tile number s, once it has landed.
+  __device__ __forceinline__ uint32_t take(uint32_t s) const {
+    const uint32_t slot = s % kSlots;
+    barrierWait(full(slot), s / kSlots & 1);
+    return tiles + slot * kTileBytes;
   }
+  // All lanes of a warp have read tile number s.
+  __device__ __forceinline__ void release(uint32_t s) const {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) barrierArrive(empty(s % kSlots));
+  }
+};
 
-  // Start to copy this warp's pieces of the tile that begins at `position`.
-  __device__ __forceinline__ void fetch(int stage, int position) const {
-    const int g = lane / 4, c = lane % 4;
+// Sixteen bytes, or zeros where they do not exist.
+__device__ __forceinline__ void copyPiece(uint32_t to, const void* from, bool exists) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(exists ? 16 : 0)
+               : "memory");
+}
+
+// A producer's place in its ring: the number of the next tile.
+template <class Ring>
+struct TileCopies {
+  static constexpr int kSize = Ring::kSize, kChunks = kSize / 8;
+  static constexpr int kPassRows = 32 / kChunks, kPasses = kTileKeys / kPassRows;
+
+  Ring ring;
+  uint32_t next;
+
+  // Copy positions [begin, end) of `cache`, which begins at position 0; rows of `size` channels.
+  __device__ __forceinline__ void copy(const uint16_t* cache, int size, int begin, int end) {
+    const int lane = static_cast<int>(threadIdx.x) % 32, chunk = lane % kChunks, first = lane / kChunks;
+    const bool inside = 8 * chunk < size;
+    const int64_t step = static_cast<int64_t>(kPassRows) * size;
+    const uint16_t* from = cache + static_cast<int64_t>(begin + first) * size + (inside ? 8 * chunk : 0);
+    for (int position = begin; position < end; position += kTileKeys, ++next) {
+      const uint32_t slot = next % Ring::kSlots;
+      const uint32_t to = ring.tiles + slot * Ring::kTileBytes + tilePlace<kSize>(first, chunk);
+      if (next >= Ring::kSlots) barrierWait(ring.empty(slot), (next / Ring::kSlots - 1) & 1);
+      if (position + kTileKeys <= end) {
 #pragma unroll
-    for (int n = 0; n < 2; ++n) {
+        for (int i = 0; i < kPasses; ++i, from += step) copyPiece(passPlace(to, i), from, inside);
+      } else {
 #pragma unroll
-      for (int j = 0; j < kKeyChunks; ++j) {
-        if (j % kWarps != warp) continue;
-        copy(at(stage, n * kKeyChunks + j), keys, position + 8 * n + g, 32 * j + 8 * c);
+        for (int i = 0; i < kPasses; ++i, from += step) {
+          const bool exists = inside && position + i * kPassRows + first < end;
+          copyPiece(passPlace(to, i), exists ? from : cache, exists);
+        }
       }
-    }
-#pragma unroll
-    for (int j = 0; j < kValueBlocks; ++j) {
-#pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        if (k % kWarps != warp) continue;
-        copy(at(stage, kKeyPieces + 4 * j + k), values, position + 2 * c + k % 2 + 8 * (k / 2), 64 * j + 8 * g);
-      }
+      loadsArrive(ring.full(slot));
     }
   }
 
-  static __device__ __forceinline__ void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-
-  // Until at most kStages - 2 younger tiles are under way. Then also no warp of a shared stream uses an older one.
-  static __device__ __forceinline__ void wait() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(kStages - 2) : "memory");
-    if constexpr (kWarps > 1) __syncthreads();
+  // The address of a lane's chunk in pass i from that in the first one.
+  static __device__ __forceinline__ uint32_t passPlace(uint32_t first, int i) {
+    return (first ^ (i * kPassRows % 8) << 4) + i * kPassRows * kSize * 2;
   }
 };
 

@@ -1,4 +1,6 @@
-// One warp's attention of kTiles times 16 query rows over a stream of keys: scores, running softmax, sums of values.
+// One warp's attention of kTiles times 8 query rows over tiles of keys and values: scores, running softmax, sums of
+// values. Everything is transposed: keys are the rows of the scores' products, channels those of the sums', queries
+// the columns, so that the few queries of a decode step waste no more than the rest of eight.
 #pragma once
 
 #include <math_constants.h>
@@ -9,24 +11,45 @@
 
 namespace replayssm {
 
-// Row g of a tile is element 0, row g + 8 element 1 of what is kept by row.
+// The address in a tile of rows (see tilePlace) of chunk 2 j + half, from that of chunk `half` of the same row.
+__device__ __forceinline__ uint32_t stepPlace(uint32_t first, int j) { return (first ^ 32 * (j % 4)) + 128 * (j / 4); }
+
+// Four 8x8 matrices of 16-bit elements; lane l has the address of row l % 8 of matrix l / 8.
+__device__ __forceinline__ void loadMatrices(uint32_t (&m)[4], uint32_t at) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
+               : "r"(at)
+               : "memory");
+}
+__device__ __forceinline__ void loadTransposed(uint32_t (&m)[4], uint32_t at) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
+               : "r"(at)
+               : "memory");
+}
+__device__ __forceinline__ uint32_t transposed(uint32_t matrix) {
+  uint32_t result;
+  asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(result) : "r"(matrix));
+  return result;
+}
+
+// With g = lane / 4 and c = lane % 4, queries 8 t + 2 c + i are what a lane keeps by query, element [t][i].
 template <class Act, int kSize, int kTiles>
 struct QueryTiles {
-  static constexpr int kChunks = kSize / 32, kColumns = kSize / 8;
-  static constexpr int kQueryPieces = kTiles * kChunks * 2;
+  static constexpr int kSteps = kSize / 16;  // of 16 channels
+  static constexpr int kChains = kTiles > 2 ? 1 : 4 / kTiles;  // products under way at once
 
-  const uint4* query;                // [kTiles][kChunks][2][lane] in shared memory: channels 32 j + 8 c ..+7
-  float sum[kTiles][kColumns][4];    // columns 64 (n / 8) + 16 c + n % 8, and the same + 8
+  uint32_t query[kTiles][kSteps][2];  // operand B of k q^T
+  float sum[kTiles][kSteps][4];       // channels 16 j + g (elements 0, 1) and + 8 (2, 3) of queries 2 c, 2 c + 1
   float maximum[kTiles][2], weight[kTiles][2];
-  int last[kTiles][2];               // the last position a row sees; -1: none
 
   __device__ __forceinline__ void clear() {
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) {
 #pragma unroll
-      for (int n = 0; n < kColumns; ++n) {
+      for (int j = 0; j < kSteps; ++j) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) sum[t][n][i] = 0.0f;
+        for (int i = 0; i < 4; ++i) sum[t][j][i] = 0.0f;
       }
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
@@ -36,104 +59,102 @@ struct QueryTiles {
     }
   }
 
-  // Scores of the tile's keys in log2 units: column 8 n + 2 c + i of rows g and g + 8 in elements i and 2 + i.
-  template <class Stream>
-  __device__ __forceinline__ void scores(const Stream& stream, int stage, int position, float scale,
-                                         float (&s)[kTiles][2][4]) const {
+  // Queries as a tile of rows (see tilePlace).
+  __device__ __forceinline__ void loadQueries(uint32_t rows) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    rows += tilePlace<kSize>(lane % 8, lane / 8);
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) {
 #pragma unroll
-      for (int i = 0; i < 8; ++i) s[t][i / 4][i % 4] = 0.0f;
-    }
-#pragma unroll
-    for (int j = 0; j < kChunks; ++j) {
-      const uint4 keys[2] = {*stream.at(stage, j), *stream.at(stage, kChunks + j)};
-#pragma unroll
-      for (int t = 0; t < kTiles; ++t) {
-        const uint4* from = query + (t * kChunks + j) * 2 * 32 + stream.lane;
-        const uint4 low = from[0], high = from[32];
-#pragma unroll
-        for (int n = 0; n < 2; ++n) {
-          mmaAct<Act>(s[t][n], {low.x, high.x, low.y, high.y}, keys[n].x, keys[n].y);
-          mmaAct<Act>(s[t][n], {low.z, high.z, low.w, high.w}, keys[n].z, keys[n].w);
-        }
+      for (int j = 0; j < kSteps; j += 2) {
+        uint32_t m[4];
+        loadMatrices(m, stepPlace(rows, j) + 16 * t * kSize);
+        query[t][j][0] = m[0];
+        query[t][j][1] = m[1];
+        query[t][j + 1][0] = m[2];
+        query[t][j + 1][1] = m[3];
       }
     }
+  }
+
+  // Scores of the tile's keys in log2 units: key g + 8 h of query 2 c + i in element 2 h + i.
+  __device__ __forceinline__ void scores(uint32_t keys, float scale, float (&s)[kTiles][4]) const {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const uint32_t rows = keys + tilePlace<kSize>(lane % 16, lane / 16);
+    float part[kChains][kTiles][4];
 #pragma unroll
-    for (int n = 0; n < 2; ++n) {
-      const int column = position + 8 * n + 2 * (stream.lane % 4);
+    for (int k = 0; k < kChains; ++k) {
 #pragma unroll
-      for (int t = 0; t < kTiles; ++t) {
+      for (int i = 0; i < 4 * kTiles; ++i) part[k][i / 4][i % 4] = 0.0f;
+    }
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          s[t][n][i] = column + i % 2 <= last[t][i / 2] ? s[t][n][i] * scale : -CUDART_INF_F;
-        }
+    for (int j = 0; j < kSteps; ++j) {
+      uint32_t m[4];
+      loadMatrices(m, stepPlace(rows, j));
+#pragma unroll
+      for (int t = 0; t < kTiles; ++t) mmaAct<Act>(part[j % kChains][t], m, query[t][j][0], query[t][j][1]);
+    }
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        s[t][i] = part[0][t][i];
+#pragma unroll
+        for (int k = 1; k < kChains; ++k) s[t][i] += part[k][t][i];
+        s[t][i] *= scale;
       }
     }
   }
 
   // Scores become weights relative to the new maximum; the sums follow it.
-  __device__ __forceinline__ void rescale(float (&s)[kTiles][2][4]) {
+  __device__ __forceinline__ void rescale(float (&s)[kTiles][4]) {
+    float factor[kTiles][2];
+    bool changed = false;
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) {
-      float factor[2];
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        float top = fmaxf(fmaxf(s[t][0][2 * i], s[t][0][2 * i + 1]), fmaxf(s[t][1][2 * i], s[t][1][2 * i + 1]));
-        top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
-        top = fmaxf(fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2)), maximum[t][i]);
+        float top = fmaxf(s[t][i], s[t][2 + i]);
+#pragma unroll
+        for (int step = 4; step < 32; step *= 2) top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, step));
+        top = fmaxf(top, maximum[t][i]);
         const float base = top == -CUDART_INF_F ? 0.0f : top;  // nothing seen yet
-        factor[i] = exp2f(maximum[t][i] - base);
+        factor[t][i] = exp2f(maximum[t][i] - base);
+        changed |= factor[t][i] != 1.0f;
         maximum[t][i] = top;
-        float total = 0.0f;
-#pragma unroll
-        for (int n = 0; n < 2; ++n) {
-#pragma unroll
-          for (int k = 0; k < 2; ++k) {
-            s[t][n][2 * i + k] = exp2f(s[t][n][2 * i + k] - base);
-            total += s[t][n][2 * i + k];
-          }
-        }
-        weight[t][i] = weight[t][i] * factor[i] + total;  // of this lane's columns
+        s[t][i] = exp2f(s[t][i] - base);
+        s[t][2 + i] = exp2f(s[t][2 + i] - base);
+        weight[t][i] = weight[t][i] * factor[t][i] + (s[t][i] + s[t][2 + i]);  // of this lane's keys
       }
-      if (__any_sync(0xffffffffu, factor[0] != 1.0f || factor[1] != 1.0f)) {
+    }
+    if (__any_sync(0xffffffffu, changed)) {
 #pragma unroll
-        for (int n = 0; n < kColumns; ++n) {
+      for (int t = 0; t < kTiles; ++t) {
 #pragma unroll
-          for (int i = 0; i < 4; ++i) sum[t][n][i] *= factor[i / 2];
+        for (int j = 0; j < kSteps; ++j) {
+#pragma unroll
+          for (int i = 0; i < 4; ++i) sum[t][j][i] *= factor[t][i % 2];
         }
       }
     }
   }
 
   // sum += weights times values.
-  template <class Stream>
-  __device__ __forceinline__ void accumulate(const Stream& stream, int stage, const float (&s)[kTiles][2][4]) {
-    uint32_t p[kTiles][4];
+  __device__ __forceinline__ void accumulate(uint32_t values, const float (&s)[kTiles][4]) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const uint32_t rows = values + tilePlace<kSize>(lane % 8 + 8 * (lane / 16), lane / 8 % 2);
+    uint32_t p[kTiles][2];
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) p[t][i] = packPair<Act>(s[t][i / 2][i % 2 * 2], s[t][i / 2][i % 2 * 2 + 1]);
+      for (int h = 0; h < 2; ++h) p[t][h] = transposed(packPair<Act>(s[t][2 * h], s[t][2 * h + 1]));
     }
 #pragma unroll
-    for (int j = 0; j < Stream::kValueBlocks; ++j) {
-      uint32_t v[4][4];  // of four positions: channels 64 j + 8 g ..+7
+    for (int j = 0; j < kSteps; ++j) {
+      uint32_t m[4];
+      loadTransposed(m, stepPlace(rows, j));
 #pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        const uint4 word = *stream.at(stage, Stream::kKeyPieces + 4 * j + k);
-        v[k][0] = word.x;
-        v[k][1] = word.y;
-        v[k][2] = word.z;
-        v[k][3] = word.w;
-      }
-#pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        const uint32_t half = i % 2 ? 0x7632u : 0x5410u;
-        const uint32_t b0 = __byte_perm(v[0][i / 2], v[1][i / 2], half);
-        const uint32_t b1 = __byte_perm(v[2][i / 2], v[3][i / 2], half);
-#pragma unroll
-        for (int t = 0; t < kTiles; ++t) mmaAct<Act>(sum[t][8 * j + i], p[t], b0, b1);
-      }
+      for (int t = 0; t < kTiles; ++t) mmaAct<Act>(sum[t][j], m, p[t][0], p[t][1]);
     }
   }
 
@@ -142,8 +163,10 @@ struct QueryTiles {
     for (int t = 0; t < kTiles; ++t) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        weight[t][i] += __shfl_xor_sync(0xffffffffu, weight[t][i], 1);
-        weight[t][i] += __shfl_xor_sync(0xffffffffu, weight[t][i], 2);
+#pragma unroll
+        for (int step = 4; step < 32; step *= 2) {
+          weight[t][i] += __shfl_xor_sync(0xffffffffu, weight[t][i], step);
+        }
       }
     }
   }
