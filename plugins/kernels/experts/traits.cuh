@@ -17,7 +17,7 @@ struct GroupedTraits {
   using Format = Format_;
   static constexpr int kMost = kMost_;
   static constexpr int kBlocks = kMost <= 4 && Format::kPieces <= 2 ? 2 : 1;
-  static constexpr int kWarps = 8;                            // that multiply
+  static constexpr int kWarps = 8;                           // that multiply
   static constexpr int kTokenWarps = kBlocks == 2 ? 1 : 3;   // that copy tokens; one more copies weights
   static constexpr int kFullArrivals = 1 + 32 * kTokenWarps;  // of a stage: weights once, tokens by every lane
   static constexpr int kWarpTiles = 2;  // of a warp in a round
