@@ -1,9 +1,6 @@
 // extern "C" face of the routed experts: validate, lay out the workspace, launch plan, products and sum.
 #include "replayssm/experts.h"
 
-#include <cstdlib>
-#include <cstring>
-
 #include "abi/call.h"
 #include "abi/experts_checks.h"
 
@@ -39,42 +36,14 @@ void checkExperts(Checker& check, const rssm_experts_args& a) {
   check.aligned("out", a.out);
 }
 
-constexpr int kWideTokens = 64;    // of a pass, from which on the instructions of a warpgroup pay
-constexpr int kOrderColumns = 64;  // within which the instructions of a warpgroup want another order
+constexpr int kDeepTokens = 32;  // of a pass, from which on the instructions of a warpgroup pay
 
-// Whether the step has tokens enough for the instructions of a warpgroup, and its sizes fit them.
-bool mayBeWide(const rssm_experts_args& a) {
-  const int64_t pairs = a.x.shape[0] * a.ids.shape[1];
-  return kWideBuilt && choosePassTokens(a.pass_tokens, pairs, a.up.data.shape[0]) >= kWideTokens &&
-         a.up.columns % kOrderColumns == 0 && a.down.columns % kOrderColumns == 0;
-}
-
-// Which of the kernels serve, for comparisons: RSSM_EXPERTS=<plan><wide><turns>. plan 0: one block, 1: a cluster of
-// blocks. wide 0: tokens copied one by one, 1 and 2: in the order of steps, 12 or 16 warps that multiply, 3: as 2, from
-// passes of 32 tokens on. turns: rotations by products (0, 3, 6). A fourth, for times alone: GroupedParams::diagnose.
-struct Variant {
-  int plan = 1, wide = 2, turns = 0, diagnose = 0;
-  Variant() {
-    const char* text = std::getenv("RSSM_EXPERTS");
-    if (text == nullptr || std::strlen(text) < 3) return;
-    plan = text[0] - '0';
-    wide = text[1] - '0';
-    turns = text[2] - '0';
-    if (text[3] != 0) diagnose = text[3] - '0';
-  }
-};
-
-// Whether tokens may be copied in the order of steps: sizes of whole steps, and the plan that pads experts.
+// Whether the step has tokens enough for the instructions of a warpgroup, and its sizes are whole steps of them.
 bool mayBeDeep(const rssm_experts_args& a) {
-  const Variant variant;
   const int64_t pairs = a.x.shape[0] * a.ids.shape[1];
-  const int fewest = variant.wide == 3 ? kWideTokens / 2 : kWideTokens;
-  return kWideBuilt && variant.plan == 1 && variant.wide > 0 &&
-         choosePassTokens(a.pass_tokens, pairs, a.up.data.shape[0]) >= fewest &&
+  return kDeepBuilt && choosePassTokens(a.pass_tokens, pairs, a.up.data.shape[0]) >= kDeepTokens &&
          a.up.columns % kLayoutColumns == 0 && a.down.columns % kLayoutColumns == 0;
 }
-
-constexpr int64_t kRowPadding = kRowGroup - 1;  // rows that an expert's may be padded by
 
 // Offsets of everything in the workspace; the only place that knows them.
 struct ExpertsWorkspace {
@@ -83,7 +52,7 @@ struct ExpertsWorkspace {
   explicit ExpertsWorkspace(const rssm_experts_args& a) {
     const int64_t pairs = a.x.shape[0] * a.ids.shape[1];
     const int64_t experts = a.up.data.shape[0] < pairs ? a.up.data.shape[0] : pairs;
-    const int64_t padded = pairs + experts * kRowPadding;
+    const int64_t padded = pairs + experts * (kRowGroup - 1);
     const int64_t passes = experts + pairs / choosePassTokens(a.pass_tokens, pairs, a.up.data.shape[0]);
     int64_t at = 0;
     const auto take = [&at](int64_t bytesTaken) {
@@ -98,7 +67,7 @@ struct ExpertsWorkspace {
     position = take(pairs * static_cast<int64_t>(sizeof(int32_t)));
     inner = take(padded * a.up.rows * 2);
     rows = take(padded * a.down.rows * 2);
-    ordered = take(mayBeDeep(a) ? padded * a.up.columns * 2 : mayBeWide(a) ? a.x.shape[0] * a.up.columns * 2 : 0);
+    ordered = take(mayBeDeep(a) ? padded * a.up.columns * 2 : 0);
     bytes = at;
   }
 };
@@ -123,92 +92,87 @@ PlanParams planParams(const rssm_experts_args& a, const ExpertsWorkspace& layout
   return p;
 }
 
-// The first product reads ordered copies of the tokens and stores its channels in the order that the second wants.
-void makeWide(const rssm_experts_args& a, uint8_t* ordered, PlanParams& plan, GroupedParams& up, GroupedParams& down) {
-  plan.order = {a.x.data, ordered, a.x.stride[0], a.up.columns};
-  up.in = ordered;
-  up.inStride = a.up.columns;
-  up.wide = up.orderOut = down.wide = true;
+// The two products of a layer.
+struct Products {
+  GroupedParams up, down;
+
+  Products(const rssm_experts_args& a, const ExpertsWorkspace& layout, const PlanParams& plan, uint8_t* workspace)
+      : up(groupedParams(a.up)), down(groupedParams(a.down)) {
+    up.epilogue = a.up.parts == 2 ? ExpertEpilogue::kSwiglu : ExpertEpilogue::kRelu2;
+    up.in = a.x.data;
+    up.inStride = a.x.stride[0];
+    up.out = workspace + layout.inner;
+    up.outStride = a.up.rows;
+    up.rowToken = plan.plan.rowToken;
+    down.epilogue = ExpertEpilogue::kWeighted;
+    down.in = up.out;
+    down.inStride = a.up.rows;
+    down.out = workspace + layout.rows;
+    down.outStride = a.down.rows;
+    down.rowWeight = plan.plan.rowWeight;
+    down.weightsFirst = true;
+    for (GroupedParams* p : {&up, &down}) {
+      p->entries = plan.plan.entries;
+      p->entryCount = plan.plan.entryCount;
+      p->passTokens = plan.passTokens;
+      p->programmaticLaunch = true;
+    }
+  }
+};
+
+cudaError_t launchProducts(const Products& p, cudaStream_t stream) {
+  const cudaError_t code = launchGrouped(p.up, stream);
+  return code == cudaSuccess ? launchGrouped(p.down, stream) : code;
 }
 
-// Both products read tokens in the order of their steps, which `gather` makes for the first and the first for the second.
-void makeDeep(const rssm_experts_args& a, uint8_t* ordered, const PlanParams& plan, GatherParams& gather,
-              GroupedParams& up, GroupedParams& down) {
-  gather.in = a.x.data;
-  gather.out = ordered;
-  gather.inStride = a.x.stride[0];
-  gather.columns = a.up.columns;
-  gather.stepColumns = stepColumnsOf(up.format);
-  gather.plan = plan.plan;
-  up.in = ordered;
-  up.inStride = a.up.columns;
-  up.outStep = stepColumnsOf(down.format);
-  up.rowWeight = plan.plan.rowWeight;
+// Both products read tokens in the order of their steps, which a copy makes for the first and the first for the second.
+cudaError_t launchDeepProducts(const rssm_experts_args& a, uint8_t* ordered, const ExpertPlan& plan, Products p,
+                               cudaStream_t stream) {
+  cudaError_t code = cudaErrorNotSupported;
+  if constexpr (kDeepBuilt) {
+    const GatherParams gather = {a.x.data, ordered, a.x.stride[0], a.up.columns, stepColumnsOf(p.up.format), plan};
+    p.up.in = ordered;
+    p.up.inStride = a.up.columns;
+    p.up.outStep = stepColumnsOf(p.down.format);
+    code = launchGather(gather, stream);
+    if (code == cudaSuccess) code = launchDeep(p.up, stream);
+    if (code == cudaSuccess) code = launchDeep(p.down, stream);
+  }
+  return code;
+}
+
+// Whether the current device is the one that the instructions of a warpgroup were built for.
+cudaError_t queryDeep(bool& deep) {
+  int device = 0, major = 0, minor = 0;
+  cudaError_t code = cudaGetDevice(&device);
+  if (code == cudaSuccess) code = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+  if (code == cudaSuccess) code = cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
+  deep = major == 9 && minor == 0;
+  return code;
 }
 
 cudaError_t launchAll(const rssm_experts_args& a, uint8_t* workspace, cudaStream_t stream) {
   const ExpertsWorkspace layout(a);
-  PlanParams plan = planParams(a, layout, workspace);
-  GroupedParams up = groupedParams(a.up);
-  up.epilogue = a.up.parts == 2 ? ExpertEpilogue::kSwiglu : ExpertEpilogue::kRelu2;
-  up.in = a.x.data;
-  up.inStride = a.x.stride[0];
-  up.out = workspace + layout.inner;
-  up.outStride = a.up.rows;
-  up.entries = plan.plan.entries;
-  up.entryCount = plan.plan.entryCount;
-  up.rowToken = plan.plan.rowToken;
-  up.passTokens = plan.passTokens;
-  up.programmaticLaunch = true;
-  GroupedParams down = groupedParams(a.down);
-  down.epilogue = ExpertEpilogue::kWeighted;
-  down.in = up.out;
-  down.inStride = a.up.rows;
-  down.out = workspace + layout.rows;
-  down.outStride = a.down.rows;
-  down.entries = up.entries;
-  down.entryCount = up.entryCount;
-  down.rowWeight = plan.plan.rowWeight;
-  down.passTokens = plan.passTokens;
-  down.weightsFirst = true;
-  down.programmaticLaunch = true;
+  const PlanParams plan = planParams(a, layout, workspace);
+  const Products products(a, layout, plan, workspace);
   ReduceParams sum{};
-  sum.rows = down.out;
+  sum.rows = products.down.out;
   sum.position = plan.plan.position;
   sum.out = a.out.data;
   sum.outStride = a.out.stride[0];
   sum.tokens = plan.tokens;
   sum.topK = plan.topK;
   sum.channels = a.down.rows;
-  int device = 0, major = 0, minor = 0;
-  cudaError_t code = cudaGetDevice(&device);
-  if (code == cudaSuccess) code = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-  if (code == cudaSuccess) code = cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
-  const Variant variant;
-  const bool hopper = major == 9 && minor == 0, deep = hopper && mayBeDeep(a), wide = hopper && mayBeWide(a);
-  up.multiplied = down.multiplied = variant.turns;
-  up.diagnose = down.diagnose = variant.diagnose;
-  GatherParams gather{};
-  if (deep) {
-    makeDeep(a, workspace + layout.ordered, plan, gather, up, down);
-  } else if (wide) {
-    makeWide(a, workspace + layout.ordered, plan, up, down);
+  bool deep = false;
+  cudaError_t code = queryDeep(deep);
+  if (code == cudaSuccess) code = launchPlan(plan, stream);
+  if (code != cudaSuccess) return code;
+  if (deep && mayBeDeep(a)) {
+    code = launchDeepProducts(a, workspace + layout.ordered, plan.plan, products, stream);
+  } else {
+    code = launchProducts(products, stream);
   }
-  if (code == cudaSuccess) code = variant.plan == 1 ? launchClusterPlan(plan, stream) : launchPlan(plan, stream);
-  if constexpr (kWideBuilt) {
-    if (deep) {
-      const int warps = variant.wide == 1 ? 12 : 16;
-      if (code == cudaSuccess) code = launchGather(gather, stream);
-      if (code == cudaSuccess) code = launchDeep(up, warps, stream);
-      if (code == cudaSuccess) code = launchDeep(down, warps, stream);
-    }
-  }
-  if (!deep) {
-    if (code == cudaSuccess) code = launchGrouped(up, stream);
-    if (code == cudaSuccess) code = launchGrouped(down, stream);
-  }
-  if (code == cudaSuccess) code = launchReduce(sum, stream);
-  return code;
+  return code == cudaSuccess ? launchReduce(sum, stream) : code;
 }
 
 }  // namespace

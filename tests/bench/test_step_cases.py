@@ -102,6 +102,8 @@ def test_a_drafting_slot_holds_a_quarter_of_the_state(preset: str) -> None:
         ("void replayssm::streamedUpdateKernel<replayssm::Mamba2<80>>", "SSM"),
         ("void replayssm::conventionalKernel<4>", "SSM"), ("void replayssm::ssmInputsKernel<8>", "convolution"),
         ("void replayssm::groupedKernel<Nvfp4>(int)", "experts"),
+        ("void replayssm::deepKernel<Nvfp4>(int)", "experts"), ("replayssm::gatherKernel(int)", "experts"),
+        ("void at::native::vectorized_gather_kernel<16, long>(char*)", OTHER),
         ("void replayssm::skippingDirectKernel<4>", "SSM"), ("void replayssm::mergeKernel<128>(int)", "attention"),
         ("void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float>>", OTHER),
         ("void cublasLt::splitKreduce_kernel<32, 16>", "GEMM"),

@@ -36,8 +36,25 @@ CASES = [
     LayerCase("fp8", 8, 264, 96, 2, True, 33),
     LayerCase("bf16", 8, 128, 200, 3, False, 50),
     LayerCase("bf16", 4, 320, 96, 2, True, 130),
-    LayerCase("fp8", 4, 128, 64, 3, False, 120),  # these two fit a warpgroup's instructions
+    LayerCase("fp8", 4, 128, 64, 3, False, 120),  # many tokens, but columns that are no whole steps of a warpgroup
     LayerCase("bf16", 4, 192, 128, 2, True, 150),
+]
+SUPER_MANY = LayerCase("nvfp4", 512, 128, 128, 22, False, 1024)  # 22,528 pairs: their plan is a cluster of blocks
+# Passes of 32 tokens and more, both products of whole steps: on compute capability 9.0 by a warpgroup's instructions.
+DEEP = [
+    LayerCase("nvfp4", 8, 256, 384, 3, False, 200),  # 75 an expert: two passes; rounds of 24 and of 16 tiles
+    LayerCase("nvfp4", 8, 128, 128, 2, True, 190),
+    LayerCase("nvfp4", 8, 1024, 2688, 3, False, 150),  # Super's sizes: 5.25 and 2 rounds of 32 tiles
+    LayerCase("nvfp4", 6, 3072, 1024, 2, True, 120),  # 122B's: 4 and 6
+    LayerCase("nvfp4", 64, 256, 128, 8, True, 256),  # 32 an expert; 2,048 pairs
+    LayerCase("nvfp4", 32, 256, 256, 6, False, 64),  # 12 an expert: passes of 32
+    LayerCase("fp8", 32, 256, 256, 6, False, 64),
+    LayerCase("bf16", 32, 256, 256, 6, True, 64),
+    LayerCase("fp8", 8, 256, 128, 3, False, 140),
+    LayerCase("fp8", 6, 512, 256, 2, True, 130),
+    LayerCase("bf16", 8, 256, 128, 3, False, 140),
+    LayerCase("bf16", 6, 512, 256, 2, True, 130),
+    SUPER_MANY,
 ]
 
 
@@ -52,6 +69,8 @@ class DeviceLayer:
         self.x, self.ids, self.weights = layer.x.cuda(), layer.ids.cuda(), layer.weights.cuda()
 
     def run(self) -> Any:
+        poisoned = torch.full((64 << 20,), float("nan"), device="cuda")  # what large workspaces are cut from
+        del poisoned
         return native_experts.experts(self.x, self.ids, self.weights, self.stacks)
 
 
@@ -77,10 +96,39 @@ def test_experts_equal_the_formula(case: LayerCase) -> None:
     assert torch.equal(got, on_device.run())
 
 
-def test_a_token_does_not_depend_on_the_others() -> None:
-    """Alone, among few and among so many that an expert takes several passes: the same bits."""
-    layer = Layer(LayerCase("nvfp4", 4, 256, 128, 3, True, 250))
+def make_uneven(ids: Any, seed: int) -> None:
+    """Some choices absent, a token without any, one expert with many tokens and the others with few."""
+    rng = np.random.default_rng(seed)
+    ids[torch.from_numpy(rng.random(ids.shape) < 0.07)] = -1
+    ids[3] = -1
+    rows = torch.from_numpy(rng.random(len(ids)) < 0.3)
+    ids[rows, 0] = 1
+    for k in range(1, ids.shape[1]):
+        ids[rows & (ids[:, k] == 1), k] = -1  # a token chooses an expert once
+
+
+@pytest.mark.parametrize("uneven", [False, True], ids=["even", "uneven"])
+@pytest.mark.parametrize("case", DEEP, ids=str)
+def test_many_tokens_equal_the_formula(case: LayerCase, uneven: bool) -> None:
+    layer = Layer(case, seed=case.tokens)
+    if uneven:
+        make_uneven(layer.ids, seed=7)
     device = DeviceLayer(layer)
+    got = device.run()
+    assert_close(got, layer.result(rounded=False), layer.result(rounded=True))
+    assert torch.equal(got, device.run())
+
+
+def test_all_tokens_to_one_expert() -> None:
+    layer = Layer(LayerCase("nvfp4", 4, 256, 128, 1, False, 700))
+    layer.ids.fill_(2)
+    assert_close(DeviceLayer(layer).run(), layer.result(rounded=False), layer.result(rounded=True))
+
+
+@pytest.mark.parametrize("case", [LayerCase("nvfp4", 4, 256, 128, 3, True, 250), SUPER_MANY], ids=str)
+def test_a_token_does_not_depend_on_the_others(case: LayerCase) -> None:
+    """Alone, among few and among so many that an expert takes several passes or the plan a cluster: the same bits."""
+    device = DeviceLayer(Layer(case))
     whole = device.run()
     for count in (1, 9, 40, 130):
         part = native_experts.experts(device.x[:count], device.ids[:count], device.weights[:count], device.stacks)
@@ -115,6 +163,31 @@ def test_a_captured_call_follows_the_routing() -> None:
     graph.replay()
     replayed = captured.clone()
     assert torch.equal(replayed, device.run()) and replayed.any()
+
+
+def test_layers_of_many_tokens_follow_each_other() -> None:
+    """Launches overlap: three layers in one graph, replayed with other routings, equal those that run one by one."""
+    layer = Layer(LayerCase("nvfp4", 16, 256, 256, 4, False, 300))
+    device = DeviceLayer(layer)
+    inputs = [device.x, device.x.flip(0).contiguous(), device.x * 0.5]
+
+    def run_all() -> list[Any]:
+        return [native_experts.experts(x, device.ids, device.weights, device.stacks) for x in inputs]
+
+    run_all()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = run_all()
+    for shift in (0, 5, 11):
+        device.ids.copy_((layer.ids + shift) % 16)
+        for _ in range(20):
+            graph.replay()
+        replayed = [out.clone() for out in captured]
+        for x, got in zip(inputs, replayed, strict=True):
+            alone = native_experts.experts(x, device.ids, device.weights, device.stacks)
+            torch.cuda.synchronize()
+            assert torch.equal(got, alone), shift
 
 
 @pytest.mark.parametrize("kind", ["nvfp4", "fp8", "bf16"])

@@ -115,21 +115,31 @@ def test_a_workspace_that_is_too_small_is_refused(library: _abi.Library) -> None
         library.experts(args, 1 << 20, size - 1, 0)
 
 
-def test_the_extreme_passes_need_as_much_workspace_as_any_step(library: _abi.Library) -> None:
-    """What the TensorRT plugin asks for: the larger of both, at the most tokens, serves every number of tokens."""
+def layer_workspace(library: _abi.Library, tokens: int, pass_tokens: int, *, inner: int = 128, width: int = 256) -> int:
+    args = _abi.ExpertsArgs(
+        pass_tokens=pass_tokens, up=packed(E, inner, width, 2), down=packed(E, width, inner, 1),
+        x=view(Dtype.BFLOAT16, tokens, width), ids=view(Dtype.INT32, tokens, K),
+        weights=view(Dtype.FLOAT32, tokens, K), out=view(Dtype.BFLOAT16, tokens, width),
+    )  # fmt: skip
+    return library.experts_workspace(args)
 
-    def needed(tokens: int, pass_tokens: int) -> int:
-        args = _abi.ExpertsArgs(
-            pass_tokens=pass_tokens, up=packed(E, 128, 256, 2), down=packed(E, 256, 128, 1),
-            x=view(Dtype.BFLOAT16, tokens, 256), ids=view(Dtype.INT32, tokens, K),
-            weights=view(Dtype.FLOAT32, tokens, K), out=view(Dtype.BFLOAT16, tokens, 256),
-        )  # fmt: skip
-        return library.experts_workspace(args)
 
-    for most in (4, 50, 200, 1000):
-        reserved = max(needed(most, 16), needed(most, 64))
-        assert all(needed(tokens, 0) <= reserved for tokens in range(1, most + 1))
-    assert needed(1000, 0) > needed(1000, 16), "tokens are copied where an expert has many"
+def test_the_lengths_of_passes_need_as_much_workspace_as_any_step(library: _abi.Library) -> None:
+    """What the TensorRT plugin asks for: the largest of all, at the most tokens, serves every number of tokens."""
+    for most in (4, 24, 50, 60, 200, 1000):
+        reserved = max(layer_workspace(library, most, tokens) for tokens in (16, 32, 64))
+        assert all(layer_workspace(library, tokens, 0) <= reserved for tokens in range(1, most + 1))
+
+
+def test_tokens_are_copied_from_passes_of_32_on(library: _abi.Library) -> None:
+    """Where both products have whole steps of a warpgroup; `chosen`: 2 x tokens / 6 an expert, more than 6 or fewer."""
+    tokens, width = 50, 256
+    copies = tokens * K * width * 2
+    for inner, copied in ((128, True), (384, True), (192, False), (64, False)):
+        few, *more = (layer_workspace(library, tokens, most, inner=inner) for most in (16, 32, 64, 0))
+        assert [needed > few + copies // 2 for needed in more] == [copied] * 3, inner
+    assert layer_workspace(library, 18, 0) == layer_workspace(library, 18, 16), "6 an expert"
+    assert layer_workspace(library, 19, 0) == layer_workspace(library, 19, 32), "7 an expert"
 
 
 @pytest.mark.parametrize("operation", list(GOOD))

@@ -23,25 +23,16 @@ cudaError_t launchTraitsDeep(GroupedParams p, cudaStream_t stream) {
                      p.stageBytes * p.stages, p);
 }
 
-template <class Format>
-cudaError_t launchFormat(const GroupedParams& p, int warps, cudaStream_t stream) {
-  if (warps == 12) return launchTraitsDeep<DeepTraits<Format, 12>>(p, stream);
-  return launchTraitsDeep<DeepTraits<Format, 16>>(p, stream);
-}
-
 }  // namespace
 
 int stepColumnsOf(WeightFormat format) {
   return format == WeightFormat::kNvfp4 ? Nvfp4Weights::kStepColumns : Fp8Weights::kStepColumns;
 }
 
-cudaError_t launchDeep(const GroupedParams& p, int warps, cudaStream_t stream) {
+cudaError_t launchDeep(const GroupedParams& p, cudaStream_t stream) {
   switch (p.format) {
-    case WeightFormat::kNvfp4:
-      if (p.multiplied == 3) return launchTraitsDeep<DeepTraits<Nvfp4Codes<3>, 16>>(p, stream);
-      if (p.multiplied == 6) return launchTraitsDeep<DeepTraits<Nvfp4Codes<6>, 16>>(p, stream);
-      return launchFormat<Nvfp4Weights>(p, warps, stream);
-    case WeightFormat::kFp8: return launchFormat<Fp8Weights>(p, warps, stream);
+    case WeightFormat::kNvfp4: return launchTraitsDeep<DeepTraits<Nvfp4Weights, 16>>(p, stream);
+    case WeightFormat::kFp8: return launchTraitsDeep<DeepTraits<Fp8Weights, 16>>(p, stream);
     default: return launchTraitsDeep<DeepTraits<Bfloat16Weights, 12>>(p, stream);  // registers are short for 16
   }
 }

@@ -181,7 +181,7 @@ __device__ __forceinline__ void deepRound(const GroupedParams& p, DeepState& sta
 #pragma unroll 1
   for (int step = 0;; ++step) {
     barrierWait(sharedAddress(&state.full[cursor.stage]), cursor.parity);
-    if (p.diagnose != 2) multiplyStage<T, kRows, kTiles>(sum, ring + static_cast<uint32_t>(cursor.stage * p.stageBytes), slot);
+    multiplyStage<T, kRows, kTiles>(sum, ring + static_cast<uint32_t>(cursor.stage * p.stageBytes), slot);
     if (step == p.steps - 1) break;
     release(state, cursor, p.stages);
   }

@@ -73,10 +73,10 @@ struct DeepWeights {
       if (walk.step == 0) state.rounds[cursor.stage] = round;
       const bool weighted = p.epilogue == ExpertEpilogue::kWeighted && walk.step == p.steps - 1;
       const int bytes = groups * (T::kGroupBytes + T::kGroupScales) + round.rows() * (T::kColumnBytes + (weighted ? 4 : 0));
-      barrierArriveExpect(barrier, p.diagnose == 1 ? 0u : static_cast<uint32_t>(bytes));
+      barrierArriveExpect(barrier, static_cast<uint32_t>(bytes));
     }
     __syncwarp();
-    if (lane < groups && p.diagnose != 1) {
+    if (lane < groups) {
       const int64_t block =
           (static_cast<int64_t>(entry.expert) * all + walk.round * T::kRoundGroups + lane) * p.steps + walk.step;
       bulkLoadOnce(target + lane * T::kGroupBytes, p.weights + block * T::kGroupBytes, T::kGroupBytes, barrier);
@@ -135,7 +135,7 @@ __device__ __forceinline__ void deepProduce(const GroupedParams& p, DeepState& s
   waitForPredecessor();
   while (true) {
     for (; open > 0; --open) {
-      if (weights.lane == 0 && p.diagnose != 1) tokens.copy(ring);
+      if (weights.lane == 0) tokens.copy(ring);
       tokens.advance();
     }
     barrierWait(sharedAddress(&state.empty[weights.cursor.stage]), weights.cursor.parity ^ 1);

@@ -44,11 +44,7 @@ __device__ __forceinline__ uint32_t multiplyPair(uint32_t a, uint32_t b) {
 // bfloat16: sign at 15, magnitude at 8..6, which is the value times 2^-126 (0.5 becomes a subnormal number). The scale
 // enters as its value times 2^119; code and scale have six significant bits together, so the product is exact and
 // 2^-7 of the weight, which the row factor makes up for.
-//
-// Of the seven rotations of 16 codes the first kMultiplied are products by a power of two, whose two words the mask joins:
-// they keep another pipe busy than shifts and logic.
-template <int kMultiplied>
-struct Nvfp4Codes {
+struct Nvfp4Weights {
   static constexpr int kStepColumns = 128, kPieces = 2, kScaleBytes = 4;
   static constexpr float kFactor = 128.0f;
 
@@ -61,17 +57,8 @@ struct Nvfp4Codes {
   }
   __device__ __forceinline__ void loadSecond(uint32_t pieces) { piece = sharedPiece(pieces + kPieceBytes); }
 
-  template <int kTurn>
-  __device__ __forceinline__ static uint32_t pairOf(uint32_t word) {
-    constexpr uint32_t kMask = 0x81c081c0u;
-    constexpr int kRank = kTurn == 4 ? 0 : kTurn == 2 ? 1 : kTurn == 8 ? 2 : kTurn == 10 ? 3 : kTurn == 6 ? 4 : 5;
-    if constexpr (kTurn == 0) return word & kMask;
-    if constexpr (kTurn == 0 || kRank >= kMultiplied) return rotateRight(word, kTurn) & kMask;
-    uint32_t low, high;
-    asm("{\n.reg .b64 product;\nmul.wide.u32 product, %2, %3;\nmov.b64 {%0, %1}, product;\n}"
-        : "=r"(low), "=r"(high)
-        : "r"(word), "r"(kTurn == 0 ? 1u : 1u << (32 - kTurn) % 32));
-    return (low | high) & kMask;
+  __device__ __forceinline__ static uint32_t pairOf(uint32_t word, int turn) {
+    return rotateRight(word, turn) & 0x81c081c0u;
   }
 
   // Both rows' scales of 64 columns, low half: row g.
@@ -87,18 +74,16 @@ struct Nvfp4Codes {
     const uint32_t rest = (w0 & 0x60306030u) | (w1 & 0x9fcf9fcfu);
     const uint32_t both = scalePair(scales, kHalf);
     const uint32_t upper = __byte_perm(both, both, 0x1010), lower = __byte_perm(both, both, 0x3232);
-    a[0][0] = multiplyPair(pairOf<0>(w0), upper);
-    a[0][1] = multiplyPair(pairOf<4>(w0), lower);
-    a[0][2] = multiplyPair(pairOf<10>(w0), upper);
-    a[0][3] = multiplyPair(pairOf<2>(w1), lower);
-    a[1][0] = multiplyPair(pairOf<6>(w1), upper);
-    a[1][1] = multiplyPair(pairOf<12>(w1), lower);
-    a[1][2] = multiplyPair(pairOf<8>(rest), upper);
-    a[1][3] = multiplyPair(pairOf<14>(rest), lower);
+    a[0][0] = multiplyPair(pairOf(w0, 0), upper);
+    a[0][1] = multiplyPair(pairOf(w0, 4), lower);
+    a[0][2] = multiplyPair(pairOf(w0, 10), upper);
+    a[0][3] = multiplyPair(pairOf(w1, 2), lower);
+    a[1][0] = multiplyPair(pairOf(w1, 6), upper);
+    a[1][1] = multiplyPair(pairOf(w1, 12), lower);
+    a[1][2] = multiplyPair(pairOf(rest, 8), upper);
+    a[1][3] = multiplyPair(pairOf(rest, 14), lower);
   }
 };
-
-using Nvfp4Weights = Nvfp4Codes<0>;
 
 // E4M3 codes, one factor per matrix or row. A word holds four columns of a row: bytes 0 and 2 the second pair, 1 and 3
 // the first.

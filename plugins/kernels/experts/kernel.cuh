@@ -9,7 +9,6 @@
 #include "kernels/common/mma.cuh"
 #include "kernels/common/vector.cuh"
 #include "producer.cuh"
-#include "wide.cuh"
 
 namespace replayssm {
 
@@ -57,15 +56,6 @@ __device__ __forceinline__ void consume(float (&sum)[T::kWarpTiles][kTiles][4], 
   }
 }
 
-template <class T, int kRows, int kTiles>
-__device__ __forceinline__ void consumeStage(float (&sum)[T::kWarpTiles][kTiles][4], uint32_t stage) {
-  if constexpr (T::kWide) {
-    consumeWide<T, kRows, kTiles>(sum, stage);
-  } else {
-    consume<T, kRows, kTiles>(sum, stage);
-  }
-}
-
 // Stores one tile's products: fragment row g is channel 2 g of the tile and g + 8 channel 2 g + 1; of gated experts
 // row g is the gate and g + 8 the up projection of channel g.
 template <class Format, int kTiles>
@@ -74,7 +64,6 @@ __device__ __forceinline__ void storeTile(const GroupedParams& p, const Round& r
   const int lane = laneAnew();
   const bool gated = p.epilogue == ExpertEpilogue::kSwiglu;
   const int channel = gated ? tile * 8 + lane / 4 : tile * 16 + lane / 4 * 2;
-  const int place = p.orderOut ? columnPlace(channel) : channel;
   if (channel >= p.outRows) return;
   const float* factor = p.factor + round.expert * p.factorExpert + channel * p.factorRow;
   const float first = factor[0] * Format::kFactor;
@@ -87,7 +76,7 @@ __device__ __forceinline__ void storeTile(const GroupedParams& p, const Round& r
       if (column >= round.count) continue;
       const int64_t row = round.first + column;
       float low = sum[n][i] * first, high = sum[n][2 + i] * second;
-      uint16_t* at = static_cast<uint16_t*>(p.out) + row * p.outStride + place;
+      uint16_t* at = static_cast<uint16_t*>(p.out) + row * p.outStride + channel;
       if (gated) {
         *at = Activation<__nv_bfloat16>::fromFloat(siluFast(low) * high);
         continue;
@@ -107,17 +96,16 @@ template <class T, int kTiles>
 __device__ __forceinline__ void runRound(const GroupedParams& p, BlockState& state, const Round& round, uint32_t ring,
                                          Cursor& cursor) {
   const int warp = static_cast<int>(threadIdx.x) / 32;
-  // A last round of few tiles: half as many. All warps of a warpgroup do the same.
-  const bool many = T::tileOf(round.round, T::kWide ? 0 : warp, T::kWarpTiles / 2) < p.tiles;
+  const bool many = T::tileOf(round.round, warp, T::kWarpTiles / 2) < p.tiles;  // a last round of few tiles: half as many
   float sum[T::kWarpTiles][kTiles][4] = {};
 #pragma unroll 1
   for (int step = 0; step < p.steps; ++step) {
     barrierWait(sharedAddress(&state.full[cursor.stage]), cursor.parity);
     const uint32_t stage = ring + static_cast<uint32_t>(cursor.stage * p.stageBytes);
     if (many) {
-      consumeStage<T, T::kWarpTiles>(sum, stage);
+      consume<T, T::kWarpTiles>(sum, stage);
     } else {
-      consumeStage<T, T::kWarpTiles / 2>(sum, stage);
+      consume<T, T::kWarpTiles / 2>(sum, stage);
     }
     __syncwarp();
     if (threadIdx.x % 32 == 0) barrierArrive(sharedAddress(&state.empty[cursor.stage]));
@@ -135,7 +123,7 @@ template <class T, int kTiles>
 __device__ __forceinline__ void runTiles(const GroupedParams& p, BlockState& state, const Round& round, uint32_t ring,
                                          Cursor& cursor, int tiles) {
   if constexpr (kTiles < T::kMost) {
-    if (tiles > kTiles) return runTiles<T, kTiles + T::kTilesAtOnce>(p, state, round, ring, cursor, tiles);
+    if (tiles > kTiles) return runTiles<T, kTiles + 1>(p, state, round, ring, cursor, tiles);
   }
   runRound<T, kTiles>(p, state, round, ring, cursor);
 }
@@ -148,7 +136,7 @@ __device__ __forceinline__ void multiply(const GroupedParams& p, BlockState& sta
     const Round round = state.rounds[cursor.stage];
     const int tiles = (round.count + 7) / 8;
     if (tiles == 0) return;
-    runTiles<T, T::kTilesAtOnce>(p, state, round, ring, cursor, tiles);
+    runTiles<T, 1>(p, state, round, ring, cursor, tiles);
   }
 }
 

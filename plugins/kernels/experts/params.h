@@ -20,7 +20,7 @@ enum class ExpertEpilogue {
 
 constexpr int kTileRows = 16;         // rows of a packed tile: the matrix instruction's
 constexpr int kMaxPassTokens = 64;    // tokens of one pass over an expert's weights
-constexpr int kRowGroup = 8;          // rows that an expert's are rounded up to by the plan of a cluster
+constexpr int kRowGroup = 8;          // rows of an expert are rounded up to, and cores of a warpgroup's tokens have
 constexpr int kMaxExperts = 1024;
 constexpr int kMaxChoices = 64;       // of a token
 constexpr int kLayoutColumns = 128;   // K is padded to whole blocks of as many columns
@@ -28,37 +28,29 @@ constexpr int kLayoutTiles = 8;       // rows to whole groups of as many tiles
 
 // One pass over the weights of one expert. `cost` sums up the passes before it.
 struct ExpertEntry {
-  int32_t expert, first, count, cost;  // rows first .. first + count of the sorted (token, choice) pairs
+  int32_t expert, first, count, cost;  // rows first .. first + count of the sorted (token, choice) pairs; first: whole 8
 };
 
 // The plan of a step, on the device.
 struct ExpertPlan {
   int32_t* entryCount;    // [1]
   ExpertEntry* entries;   // [most + 1], the last holds the whole cost
-  int32_t* rowToken;      // [pairs] token of a sorted pair
-  float* rowWeight;       // [pairs] its routing weight
+  int32_t* rowToken;      // [rows] token of a sorted pair; rows between experts are padding
+  float* rowWeight;       // [rows] its routing weight
   int32_t* position;      // [pairs] place of a pair among the sorted, -1: none
 };
 
 // Whether the instructions of a warpgroup (sm_90a) are part of this build.
-#if defined(RSSM_WIDE)
-constexpr bool kWideBuilt = true;
+#if defined(RSSM_DEEP)
+constexpr bool kDeepBuilt = true;
 #else
-constexpr bool kWideBuilt = false;
+constexpr bool kDeepBuilt = false;
 #endif
 
 // Place of a column among its 64 in the order that the instructions of a warpgroup want: those of its 16 columns first.
 __host__ __device__ constexpr int columnPlace(int column) {
   return (column & ~63) | (column >> 2 & 3) << 4 | (column >> 1 & 1) << 3 | (column >> 4 & 3) << 1 | (column & 1);
 }
-
-// Tokens copied with their columns in that order; null: not wanted.
-struct OrderParams {
-  const void* in;   // bfloat16 [tokens, columns]
-  void* out;        // the same, contiguous
-  int64_t inStride;
-  int32_t columns;  // whole 64
-};
 
 struct PlanParams {
   const int32_t* ids;     // [tokens, topK]
@@ -67,8 +59,6 @@ struct PlanParams {
   int32_t tokens, topK, experts, passTokens;
   uint32_t topKInverse;   // 2^32 / topK, rounded up; of no use where topK is 1
   ExpertPlan plan;
-  OrderParams order;
-  int32_t planBlocks;     // of the cluster: set by launchClusterPlan
   bool programmaticLaunch;
 };
 
@@ -95,10 +85,6 @@ struct GroupedParams {
   int32_t passTokens;          // most tokens of a pass here
   int32_t steps, rounds;       // of a round over K; of a pass over the rows: set by launchGrouped, as the next two
   int32_t stageBytes, stages;  // of the ring
-  bool wide;                   // instructions of a warpgroup; `in` has its columns in their order
-  bool orderOut;               // store channels in that order
-  int32_t multiplied;          // of the rotations that unpack NVFP4: 0, 3 or 6 are products
-  int32_t diagnose;            // deep, for times alone: 1: nothing is copied, 2: nothing is multiplied
   int32_t outStep;             // deep: columns of a step of the product that reads `out`, 0: rows as they are
   bool weightsFirst;           // the plan is there, or none is needed: weights may come before the predecessor ends
   bool programmaticLaunch;
@@ -123,14 +109,10 @@ struct ReduceParams {
 
 cudaError_t launchPlan(const PlanParams& p, cudaStream_t stream);
 cudaError_t launchGrouped(const GroupedParams& p, cudaStream_t stream);
-// By the instructions of a warpgroup: only where kWideBuilt, on compute capability 9.0.
-cudaError_t launchWide(const GroupedParams& p, cudaStream_t stream);
-// By a cluster of blocks; rows of an expert begin at multiples of 8.
-cudaError_t launchClusterPlan(PlanParams p, cudaStream_t stream);
-// Tokens in the order of a product's steps, and products that read them so (deep.cuh): only where kWideBuilt, on compute
-// capability 9.0. `warps` multiply: 12 or 16.
+// Tokens in the order of a product's steps, and products that read them so by the instructions of a warpgroup (deep.cuh):
+// only where kDeepBuilt, on compute capability 9.0.
 cudaError_t launchGather(const GatherParams& p, cudaStream_t stream);
-cudaError_t launchDeep(const GroupedParams& p, int warps, cudaStream_t stream);
+cudaError_t launchDeep(const GroupedParams& p, cudaStream_t stream);
 int stepColumnsOf(WeightFormat format);
 cudaError_t launchReduce(const ReduceParams& p, cudaStream_t stream);
 

@@ -1,7 +1,10 @@
-// The plan of a step: (token, choice) pairs sorted by expert, stable, and the passes over experts that have any. One
-// block; each warp counts and then places its own run of pairs, so that no order depends on timing.
+// The plan of a step: (token, choice) pairs sorted by expert, stable, and the passes over experts that have any. The rows of
+// an expert begin at a multiple of 8 and end in padding. One block, or a cluster of them for many pairs; each warp counts and
+// then places its own run of pairs, so that no order depends on timing.
 #pragma once
 
+#include "kernels/common/cluster.cuh"
+#include "kernels/common/programmatic.cuh"
 #include "walk.cuh"
 
 namespace replayssm {
@@ -9,18 +12,27 @@ namespace replayssm {
 constexpr int kPlanWarps = 32;
 constexpr int kPlanThreads = kPlanWarps * 32;
 constexpr int kPlanBatch = 8;  // pairs a lane loads at once
+constexpr int kPlanCluster = 8;  // blocks that share many pairs: one multiprocessor alone stores places too slowly
+constexpr int kPlanAlonePairs = 1024;  // up to as many one block is enough
 
 struct PlanSums {
-  int32_t pairs, passes, cost;
-  __device__ PlanSums operator+(const PlanSums& o) const { return {pairs + o.pairs, passes + o.passes, cost + o.cost}; }
+  int32_t rows, passes, cost;
+  __device__ PlanSums operator+(const PlanSums& o) const { return {rows + o.rows, passes + o.passes, cost + o.cost}; }
 };
 
-// What an expert with `count` pairs adds.
-__device__ inline PlanSums sumsOf(int count, int most) {
+// What an expert with `count` pairs adds, but for padding.
+__device__ inline PlanSums passSums(int count, int most) {
   if (count == 0) return {0, 0, 0};
   const int each = passTokensOf(count, most);
   const int passes = (count + each - 1) / each;
   return {count, passes, (passes - 1) * passCost(each) + passCost(count - (passes - 1) * each)};
+}
+
+// With it: rows of whole groups.
+__device__ inline PlanSums sumsOf(int count, int most) {
+  PlanSums sums = passSums(count, most);
+  sums.rows = (count + kRowGroup - 1) / kRowGroup * kRowGroup;
+  return sums;
 }
 
 // Exclusive over the block's threads; `total` of all.
@@ -30,7 +42,7 @@ __device__ inline PlanSums scanBlock(PlanSums own, PlanSums& total) {
   PlanSums sum = own;
 #pragma unroll
   for (int step = 1; step < 32; step *= 2) {
-    const PlanSums before = {__shfl_up_sync(0xffffffffu, sum.pairs, step), __shfl_up_sync(0xffffffffu, sum.passes, step),
+    const PlanSums before = {__shfl_up_sync(0xffffffffu, sum.rows, step), __shfl_up_sync(0xffffffffu, sum.passes, step),
                              __shfl_up_sync(0xffffffffu, sum.cost, step)};
     if (lane >= step) sum = sum + before;
   }
@@ -42,7 +54,7 @@ __device__ inline PlanSums scanBlock(PlanSums own, PlanSums& total) {
     if (i < warp) base = base + warpSums[i];
     total = total + warpSums[i];
   }
-  return {base.pairs + sum.pairs - own.pairs, base.passes + sum.passes - own.passes, base.cost + sum.cost - own.cost};
+  return {base.rows + sum.rows - own.rows, base.passes + sum.passes - own.passes, base.cost + sum.cost - own.cost};
 }
 
 __device__ inline void writePasses(const ExpertPlan& plan, int expert, int count, int most, const PlanSums& at) {
@@ -51,7 +63,7 @@ __device__ inline void writePasses(const ExpertPlan& plan, int expert, int count
   int cost = at.cost;
   for (int first = 0, i = at.passes; first < count; first += each, ++i) {
     const int tokens = first + each < count ? each : count - first;
-    plan.entries[i] = {expert, at.pairs + first, tokens, cost};
+    plan.entries[i] = {expert, at.rows + first, tokens, cost};
     cost += passCost(tokens);
   }
 }
@@ -85,38 +97,9 @@ struct PlanPairs {
   }
 };
 
-constexpr int kOrderPiece = 8;  // columns a thread writes
-
-// The blocks behind the first: tokens with their columns in the order of a warpgroup's instructions.
-__device__ inline void orderTokens(const PlanParams& p, int block) {
-  const int64_t piece = static_cast<int64_t>(block) * kPlanThreads + threadIdx.x;
-  const int each = p.order.columns / kOrderPiece;
-  if (piece >= static_cast<int64_t>(p.tokens) * each) return;
-  const int64_t token = piece / each;
-  const int place = static_cast<int>(piece - token * each) * kOrderPiece;  // of the 64: instruction and half of it
-  const int column = (place & ~63) | (place >> 4 & 3) << 2 | (place >> 3 & 1) << 1;
-  const auto* in = static_cast<const uint16_t*>(p.order.in) + token * p.order.inStride + column;
-  uint4 word;
-  word.x = *reinterpret_cast<const uint32_t*>(in);
-  word.y = *reinterpret_cast<const uint32_t*>(in + 16);
-  word.z = *reinterpret_cast<const uint32_t*>(in + 32);
-  word.w = *reinterpret_cast<const uint32_t*>(in + 48);
-  *reinterpret_cast<uint4*>(static_cast<uint16_t*>(p.order.out) + token * p.order.columns + place) = word;
-}
-
-__global__ void __launch_bounds__(kPlanThreads) planKernel(const __grid_constant__ PlanParams p) {
-  extern __shared__ int32_t counts[];  // [kPlanWarps][experts]: of each warp's run, then where its pairs go
-  if (blockIdx.x > 0) {
-    releaseDependents();
-    waitForPredecessor();
-    orderTokens(p, static_cast<int>(blockIdx.x) - 1);
-    return;
-  }
-  const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
-  const int pairs = p.tokens * p.topK;
-  const int run = (pairs + kPlanThreads - 1) / kPlanThreads * 32;  // whole warps' worth
-  const int begin = warp * run, end = begin + run < pairs ? begin + run : pairs;
-  int32_t* own = counts + warp * p.experts;
+// Counts this warp's pairs by expert. All threads of the block call it.
+__device__ inline void countPairs(const PlanParams& p, int32_t* counts, int32_t* own, int begin, int end) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
   for (int i = static_cast<int>(threadIdx.x); i < kPlanWarps * p.experts; i += kPlanThreads) counts[i] = 0;
   releaseDependents();
   waitForPredecessor();
@@ -129,34 +112,67 @@ __global__ void __launch_bounds__(kPlanThreads) planKernel(const __grid_constant
     }
   }
   __syncthreads();
+}
+
+// Grid: one cluster of at most kPlanCluster blocks.
+__global__ void __launch_bounds__(kPlanThreads) planKernel(const __grid_constant__ PlanParams p) {
+  extern __shared__ int32_t counts[];  // [kPlanWarps][experts]: of each warp's run, then where its pairs go; [experts]
+  const int rank = static_cast<int>(clusterRank()), blocks = static_cast<int>(clusterBlocks());
+  const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
+  const int pairs = p.tokens * p.topK, threads = kPlanThreads * blocks;
+  const int run = (pairs + threads - 1) / threads * 32;  // whole warps' worth
+  const int begin = (rank * kPlanWarps + warp) * run, end = begin + run < pairs ? begin + run : pairs;
+  int32_t* own = counts + warp * p.experts;
+  int32_t* blockCounts = counts + kPlanWarps * p.experts;
+  countPairs(p, counts, own, begin, end);
+  // A thread's experts: their counts in this block, in the blocks before and in all.
+  constexpr int kOwn = kMaxExperts / kPlanThreads;
   const int each = (p.experts + kPlanThreads - 1) / kPlanThreads;
-  PlanSums sums = {0, 0, 0}, total;
-  int32_t expertCounts[kMaxExperts / kPlanThreads];
   const int firstExpert = static_cast<int>(threadIdx.x) * each;
+  const auto owns = [&](int i) { return i < each && firstExpert + i < p.experts; };
 #pragma unroll
-  for (int i = 0; i < kMaxExperts / kPlanThreads; ++i) {
-    expertCounts[i] = 0;
-    if (i >= each || firstExpert + i >= p.experts) continue;
-    for (int w = 0; w < kPlanWarps; ++w) expertCounts[i] += counts[w * p.experts + firstExpert + i];
-    sums = sums + sumsOf(expertCounts[i], p.passTokens);
+  for (int i = 0; i < kOwn; ++i) {
+    if (!owns(i)) continue;
+    int count = 0;
+#pragma unroll 8
+    for (int w = 0; w < kPlanWarps; ++w) count += counts[w * p.experts + firstExpert + i];
+    blockCounts[firstExpert + i] = count;
   }
+  clusterArrive();
+  clusterWait();
+  PlanSums sums = {0, 0, 0}, total;
+  int32_t whole[kOwn], before[kOwn];
+#pragma unroll
+  for (int i = 0; i < kOwn; ++i) {
+    whole[i] = before[i] = 0;
+    if (!owns(i)) continue;
+#pragma unroll
+    for (int r = 0; r < kPlanCluster; ++r) {
+      const int count = r < blocks ? clusterWord(blockCounts + firstExpert + i, r) : 0;
+      whole[i] += count;
+      if (r < rank) before[i] += count;
+    }
+    sums = sums + sumsOf(whole[i], p.passTokens);
+  }
+  clusterArrive();  // nobody leaves while others read
   PlanSums at = scanBlock(sums, total);
 #pragma unroll
-  for (int i = 0; i < kMaxExperts / kPlanThreads; ++i) {
-    if (i >= each || firstExpert + i >= p.experts) continue;
-    writePasses(p.plan, firstExpert + i, expertCounts[i], p.passTokens, at);
-    int place = at.pairs;
+  for (int i = 0; i < kOwn; ++i) {
+    if (!owns(i)) continue;
+    if ((firstExpert + i) % blocks == rank) writePasses(p.plan, firstExpert + i, whole[i], p.passTokens, at);
+    int place = at.rows + before[i];
+#pragma unroll 8
     for (int w = 0; w < kPlanWarps; ++w) {
       int32_t& count = counts[w * p.experts + firstExpert + i];
       const int next = place + count;
       count = place;
       place = next;
     }
-    at = at + sumsOf(expertCounts[i], p.passTokens);
+    at = at + sumsOf(whole[i], p.passTokens);
   }
-  if (threadIdx.x == 0) {
+  if (rank == 0 && threadIdx.x == 0) {
     *p.plan.entryCount = total.passes;
-    p.plan.entries[total.passes] = {-1, total.pairs, 0, total.cost};
+    p.plan.entries[total.passes] = {-1, total.rows, 0, total.cost};
   }
   __syncthreads();
   for (int base = begin; base < end; base += 32 * kPlanBatch) {
@@ -166,10 +182,10 @@ __global__ void __launch_bounds__(kPlanThreads) planKernel(const __grid_constant
       if (base + 32 * i >= end) break;
       const int pair = base + lane + 32 * i, expert = batch.expert[i];
       const uint32_t same = __match_any_sync(0xffffffffu, expert);
-      const int rank = __popc(same & ((1u << lane) - 1u));
-      const int place = expert >= 0 ? own[expert] + rank : -1;
+      const int position = __popc(same & ((1u << lane) - 1u));
+      const int place = expert >= 0 ? own[expert] + position : -1;
       __syncwarp();
-      if (expert >= 0 && rank == 0) own[expert] += __popc(same);
+      if (expert >= 0 && position == 0) own[expert] += __popc(same);
       __syncwarp();
       if (pair < end) p.plan.position[pair] = place;
       if (place >= 0) {
@@ -178,6 +194,7 @@ __global__ void __launch_bounds__(kPlanThreads) planKernel(const __grid_constant
       }
     }
   }
+  clusterWait();
 }
 
 }  // namespace replayssm

@@ -115,8 +115,8 @@ struct TokenCopies {
 
   __device__ TokenCopies(const GroupedParams& p, const BlockState& state, int warp) : walk(p, state.run), token{} {
     const int lane = static_cast<int>(threadIdx.x) % 32;
-    piece = T::kWide ? lane / T::kRowsAtOnce : lane % T::kPieceLanes;
-    firstRow = warp * T::kRowsAtOnce + (T::kWide ? lane % T::kRowsAtOnce : lane / T::kPieceLanes);
+    piece = lane % T::kPieceLanes;
+    firstRow = warp * T::kRowsAtOnce + lane / T::kPieceLanes;
     findTokens();
   }
   __device__ void findTokens() {

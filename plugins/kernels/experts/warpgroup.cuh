@@ -11,12 +11,6 @@ namespace replayssm {
 
 constexpr int kCoreBytes = 128;
 
-// Of the 16 columns that begin at `address`; `rowBytes`: from 8 tokens to the next 8.
-__device__ __forceinline__ uint64_t coreDescriptor(uint32_t address, uint32_t rowBytes) {
-  return static_cast<uint64_t>((address & 0x3ffffu) >> 4) | static_cast<uint64_t>(kCoreBytes >> 4) << 16 |
-         static_cast<uint64_t>(rowBytes >> 4) << 32;
-}
-
 // Orders the registers of later instructions behind what wrote them.
 __device__ __forceinline__ void warpgroupFence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void warpgroupCommit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
