@@ -147,6 +147,6 @@ class SkipProblem:
             launch = TunedLaunch(rows=self.rows, tokens=1, launch=UpdateLaunch(kernel=kernel))
             state = replace(state, config=replace(state.config, launches=(launch,)))
         return self._native.mamba2_update(
-            state, self._cursors, self._rows, **self._inputs, dt=self._dt, a=self._rate, d_skip=self._rate,
-            skip_below=skip_below,
+            state, self._cursors, self._rows, self._inputs["x"], self._inputs["k"], self._inputs["q"], self._dt, self._rate,
+            d_skip=self._rate, skip_below=skip_below,
         )  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import StrEnum
+from enum import Enum
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ _LEAST_ROTATIONS = 4  # launches that promise settled states may overlap two oth
 _KINDS = {SsmKind.MAMBA2: _abi.Kind.MAMBA2, SsmKind.GDN: _abi.Kind.GDN}
 
 
-class LaunchMode(StrEnum):
+class LaunchMode(str, Enum):
     """How a launch follows the one before it; SETTLED is how sessions launch."""
 
     PLAIN = "plain"
