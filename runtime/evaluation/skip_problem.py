@@ -146,7 +146,7 @@ class SkipProblem:
         if kernel is not None:
             launch = TunedLaunch(rows=self.rows, tokens=1, launch=UpdateLaunch(kernel=kernel))
             state = replace(state, config=replace(state.config, launches=(launch,)))
+        x, k, q = (self._inputs[name] for name in "xkq")
         return self._native.mamba2_update(
-            state, self._cursors, self._rows, self._inputs["x"], self._inputs["k"], self._inputs["q"], self._dt, self._rate,
-            d_skip=self._rate, skip_below=skip_below,
-        )  # fmt: skip
+            state, self._cursors, self._rows, x, k, q, self._dt, self._rate, d_skip=self._rate, skip_below=skip_below
+        )
