@@ -9,6 +9,7 @@ namespace replayssm {
 namespace {
 
 constexpr int kMostMultiprocessors = 1 << 16;
+constexpr int32_t kMostPartHeads = 16;  // of any kernel of parts
 
 LaunchWish launchWish(const rssm_update_launch& l) {
   return {static_cast<UpdateKernel>(l.kernel), l.multiprocessors, l.run_heads, l.piece_heads, l.drawn_rounds, l.stages};
@@ -60,7 +61,7 @@ void describeAllowed(const Search& search, char* text, size_t bytes) {
   }
   if (!search.serves(UpdateKernel::kParts)) return;
   add(", kernel %d (parts: piece_heads", RSSM_UPDATE_PARTS);
-  for (int32_t heads = 1; heads <= p.headsPerGroup; ++heads) {
+  for (int32_t heads = 1; heads <= kMostPartHeads; ++heads) {
     if (search.find({UpdateKernel::kParts, 0, 0, heads, 0, 0}).launcher != nullptr) add(" %d", heads);
   }
   add("%s", ", stages");

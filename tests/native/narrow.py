@@ -15,6 +15,7 @@ import pytest
 from tests.native.twin import output_bound_of
 from trtllm_replayssm.config import ReplayConfig
 from trtllm_replayssm.dtypes import Rounding, StateFormat
+from trtllm_replayssm.launches import UpdateLaunch
 from trtllm_replayssm.ops import _abi
 from trtllm_replayssm.ops.layer_state import CursorTensors, ReplayLayerState
 from trtllm_replayssm.ops.reference.gdn import gdn_update, key_factor
@@ -90,6 +91,7 @@ class NarrowTwin:
     act: str
     slots: int
     seed: int = 3
+    asked: UpdateLaunch | None = None  # of the library, instead of its own choice
 
     def __post_init__(self) -> None:
         import torch
@@ -201,6 +203,7 @@ class NarrowTwin:
         tensors |= {"out": out} if self.gdn else {"a": self.a.cuda(), "skip": self.skip.cuda(), "out": out}
         args = _abi.UpdateArgs(
             kind=int(_abi.Kind.GDN if self.gdn else _abi.Kind.MAMBA2), window=self.config.window, layer=LAYER,
+            launch=_abi.LaunchConstants(*([] if self.asked is None else self.asked.numbers)),
             **{name: view(tensor) for name, tensor in tensors.items()},
         )  # fmt: skip
         stream = int(torch.cuda.current_stream().cuda_stream)

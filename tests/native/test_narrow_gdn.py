@@ -8,14 +8,15 @@ from tests.layer_shapes import ssm_shape
 from tests.native import harness
 from tests.native.narrow import CASES, NarrowTwin, config
 from trtllm_replayssm.dtypes import StateFormat
+from trtllm_replayssm.launches import UpdateKernel, UpdateLaunch
 from trtllm_replayssm.ops import _abi
 from trtllm_replayssm.shapes import SsmKind, SsmShape
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(harness.unavailable() is not None, reason=str(harness.unavailable()))]
 
 
-def shape(heads: int = 4) -> SsmShape:
-    return ssm_shape(SsmKind.GDN, heads=heads, groups=2, head_dim=128, state_dim=128)
+def shape(heads: int = 4, groups: int = 2) -> SsmShape:
+    return ssm_shape(SsmKind.GDN, heads=heads, groups=groups, head_dim=128, state_dim=128)
 
 
 @pytest.mark.parametrize("heads", [4, 8])
@@ -28,6 +29,26 @@ def test_plain_steps_match_the_reference_at_every_fill(
     for slot, (h, origin) in enumerate([(0, 0), (1, 16), (7, 3), (8, 12), (15, 9), (16, 0), (16, 5)]):
         twin.admit(slot, h, origin)
     twin.step([3, 5, -1, 0, 6, 2, 1, 4], [1, 1, 1, 1, 1, 0, 1, 1], tokens=1)
+    twin.check_neighbours()
+
+
+@pytest.mark.parametrize(("heads", "groups", "part", "stages"), [(8, 4, 4, 1), (8, 4, 8, 1), (16, 4, 8, 2), (24, 2, 8, 1)])
+@pytest.mark.parametrize(("recurrence", "read"), CASES)
+def test_a_part_of_several_groups_or_of_a_piece_of_one_matches_the_reference(
+    library: _abi.Library,
+    recurrence: StateFormat,
+    read: StateFormat | None,
+    heads: int,
+    groups: int,
+    part: int,
+    stages: int,
+) -> None:
+    """As large batches are launched: a warp a head, two or four groups a part."""
+    asked = UpdateLaunch(kernel=UpdateKernel.PARTS, piece_heads=part, stages=stages)
+    twin = NarrowTwin(library, shape(heads, groups), config(recurrence, read), "bfloat16", slots=6, asked=asked)
+    for slot, (h, origin) in enumerate([(0, 4), (1, 16), (8, 3), (15, 12), (16, 9), (16, 0)]):
+        twin.admit(slot, h, origin)
+    twin.step([3, 5, -1, 0, 2, 1, 4], [1, 1, 1, 1, 1, 0, 1], tokens=1)
     twin.check_neighbours()
 
 

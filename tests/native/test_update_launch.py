@@ -117,6 +117,18 @@ def test_what_is_asked_of_parts_is_what_it_gets(library: _abi.Library) -> None:
         assert (plan.piece_heads, plan.stages, plan.ctas) == (heads, stages, 256 * 128 // heads)
 
 
+def test_parts_of_a_large_batch_are_of_as_many_groups_as_give_each_warp_a_head(library: _abi.Library) -> None:
+    """Of the gated delta rule, for one token; an eighth of the rows leave some multiprocessors without."""
+    for rows, heads in ((256, 8), (128, 4), (8, 2)):
+        plan = library.update_launch_plan(update_args(QWEN, rows, narrow=True), MULTIPROCESSORS)
+        assert (plan.piece_heads, plan.ctas) == (heads, rows * QWEN.heads // heads)
+    launch = UpdateLaunch(kernel=PARTS, piece_heads=4)
+    plan = library.update_launch_plan(update_args(QWEN, 8, narrow=True, launch=launch), MULTIPROCESSORS)
+    assert (plan.piece_heads, plan.ctas) == (4, 8 * QWEN.heads // 4)
+    with pytest.raises(ContractError, match="piece_heads 2 4 8, stages 1 2"):
+        text(library, QWEN, 8, narrow=True, launch=UpdateLaunch(kernel=PARTS, piece_heads=16))
+
+
 REFUSED: list[tuple[str, SsmShape, int, dict[str, Any], UpdateLaunch]] = [
     ("more multiprocessors", SUPER, 64, {}, UpdateLaunch(kernel=STREAMED, multiprocessors=133)),
     ("runs across groups", SUPER, 64, {}, UpdateLaunch(kernel=STREAMED, run_heads=12)),

@@ -1,7 +1,7 @@
 // Flushing steps: the CTA takes its part's heads one after the other, a warp a slab. A slab goes from the
-// high-precision checkpoint through shared memory into registers; the next one's load starts there and then. It is
-// folded, read out, and written to both copies from the same float32 numbers: the recurrence with stochastic rounding
-// straight from registers, the read copy to nearest. For NVFP4 the warps first exchange the head's largest magnitude.
+// high-precision checkpoint through shared memory into registers, is folded, read out, and parked where it came from, as
+// float32. From there it is written to both copies, a piece at a time: the recurrence with stochastic rounding, the read
+// copy to nearest. For NVFP4 the warps first exchange the head's largest magnitude.
 #pragma once
 
 #include "fold.cuh"
@@ -19,6 +19,8 @@ struct HeadFlush {
   const Part<Traits>& part;
   const uint32_t full;  // barrier of this warp's slab
 
+  static constexpr bool kOneSlab = Traits::kWarps >= Traits::kSlabs;  // of a head, at most, is a warp's
+
   struct Item {
     int index, slab;
   };
@@ -26,14 +28,14 @@ struct HeadFlush {
   __device__ bool valid(const Item& item) const { return item.index < part.heads && item.slab < Traits::kSlabs; }
 
   __device__ Item next(Item item) const {
-    if constexpr (Traits::kWholeHead) return {item.index + 1, part.warp};
+    if constexpr (kOneSlab) return {item.index + 1, part.warp};
     item.slab += Traits::kWarps;
     return item.slab < Traits::kSlabs ? item : Item{item.index + 1, part.warp};
   }
 
   // Of the item's place in this warp's sequence.
   __device__ uint32_t parityOf(const Item& item) const {
-    if constexpr (Traits::kWholeHead) return item.index & 1;
+    if constexpr (kOneSlab) return item.index & 1;
     const int slabs = (Traits::kSlabs - part.warp + Traits::kWarps - 1) / Traits::kWarps;
     return (item.index * slabs + item.slab / Traits::kWarps) & 1;
   }
@@ -55,10 +57,7 @@ struct HeadFlush {
     return static_cast<char*>(copy.scale) + part.slot * copy.scaleSlotBytes + stateRow(item) * rowBytes;
   }
 
-  // The records of two slabs in turn: one is loaded while the other is in use.
-  __device__ int valueOffset(const Item& item) const {
-    return part.layout.slabValueOffset + static_cast<int>(parityOf(item)) * part.layout.slabValueBytes;
-  }
+  __device__ const char* values() const { return part.own() + part.layout.slabValueOffset; }
 
   __device__ void load(const Item& item) const {
     const NarrowLayout& layout = part.layout;
@@ -74,7 +73,7 @@ struct HeadFlush {
       if (valid(after)) bulkPrefetch(state(part.p.recurrence, after, Hp::kRowBytes), 16 * Hp::kRowBytes);
     }
     const int head = part.firstHead + item.index;
-    part.template loadRows<2, 32>(target + valueOffset(item), Traits::kSlabValuePitch,
+    part.template loadRows<2, 32>(target + layout.slabValueOffset, Traits::kSlabValuePitch,
                                   recordInputs(head) + item.slab * 16, Traits::kHeadDim,
                                   part.tokenValues(head) + item.slab * 16, part.p.value.tokenStride, part.lane);
     __syncwarp();
@@ -82,15 +81,8 @@ struct HeadFlush {
   }
 
   // Largest finite magnitude of the head, of which every warp holds one slab.
-  __device__ float headLargest(const Slab& s, int index) const {
-    float largest = 0.0f;
-#pragma unroll
-    for (int b = 0; b < 4; ++b) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        largest = fmaxf(largest, largestFinite(s[b][half], largestBits(s[b][half])));
-      }
-    }
+  __device__ float headLargest(const ParkedSlab& s, int index) const {
+    float largest = fmaxf(largestOfRow(s, 0), largestOfRow(s, 1));
 #pragma unroll
     for (int d = 16; d > 0; d /= 2) largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, d));
     // Heads take turns with two rows: a warp is at most one head ahead.
@@ -102,10 +94,9 @@ struct HeadFlush {
     return largest;
   }
 
-  // Both copies, from the same float32 numbers.
-  __device__ void store(Slab& s, const Item& item, const StateRandom& random, int lane) const {
-    const NarrowLayout& layout = part.layout;
-    char* own = part.own();
+  // Both copies, from the same float32 numbers. A loop whose body names one piece: encoding a slab in one go is longer than
+  // the instruction caches.
+  __device__ void store(const ParkedSlab& s, const Item& item, const StateRandom& random, int lane) const {
     float headScale = 1.0f;
     if constexpr (Traits::kWholeHead) {
       headScale = nvfp4HeadScale(headLargest(s, item.index));
@@ -117,43 +108,62 @@ struct HeadFlush {
                                        scale(part.p.recurrence, item, Hp::kScaleBytes), 1.0f, lane);
     if constexpr (Traits::kShared) {
 #pragma unroll 1
-      for (int b = 0; b < 4; ++b, rotate(s)) hp.stochastic(s[0], b, random, item.slab * 16);
-    } else {
-      if (part.lane == 0) bulkWaitRead();  // of the last slab's codes
-      __syncwarp();
-      const typename SlabCodec<Traits::kRead>::Encoder lp(s, own + layout.codeOffset, own + layout.codeScaleOffset,
-                                                          headScale, lane);
-#pragma unroll 1
-      for (int b = 0; b < 4; ++b, rotate(s)) {
-        hp.stochastic(s[0], b, random, item.slab * 16);
-        lp.nearest(s[0], b);
+      for (int piece = 0; piece < 8; ++piece) {
+        SlabPiece x;
+        s.get(x, piece / 2, piece % 2);
+        hp.stochastic(x, piece / 2, piece % 2, random, item.slab * 16);
       }
-      asyncProxyFence();
-      __syncwarp();
-      if (part.lane == 0) {
-        const uint32_t source = sharedAddress(own);
-        bulkStore(state(part.p.read, item, Lp::kRowBytes), source + layout.codeOffset, 16 * Lp::kRowBytes);
-        if constexpr (Lp::kScaleBytes > 0) {
-          bulkStore(scale(part.p.read, item, Lp::kScaleBytes), source + layout.codeScaleOffset, 16 * Lp::kScaleBytes);
-        }
-        bulkCommit();
+    } else {
+      const typename SlabCodec<Traits::kRead>::Encoder lp(s, state(part.p.read, item, Lp::kRowBytes),
+                                                          scale(part.p.read, item, Lp::kScaleBytes), headScale, lane);
+#pragma unroll 1
+      for (int piece = 0; piece < 8; ++piece) {
+        SlabPiece x;
+        s.get(x, piece / 2, piece % 2);
+        hp.stochastic(x, piece / 2, piece % 2, random, item.slab * 16);
+        lp.nearest(x, piece / 2, piece % 2);
       }
     }
   }
 
-  // Folds and computes the outputs: one token, up to 16 records.
+  // Folds, parks and computes the outputs: one token, up to 16 records.
   __device__ void foldPlain(float (&sum)[4], Slab& s, const Item& item, const char* values, int lane) const {
     using A = Activation<Act>;
     const float* at = plainWeights(part, item.index);
-    foldTile<Traits>(s, part.shared + part.layout.keyOffset, values, PlainFolds{at}, at[16], 0, part.pending, lane);
+    const ParkedSlab parked(part.own(), lane);
+    foldTile<Traits>(s, part.shared + part.layout.keyOffset, values, PlainFolds{at}, at[16], 0, part.pending, lane,
+                     [&](int b) { parked.put(s[b], b); });
     float recalled[2];
-    readSlabOnce<Traits>(recalled, s, part.queries(), lane);
+    readSlabOnce<Traits>(recalled, parked, part.queries(), lane);
     const char* value = values + part.pending * Traits::kSlabValuePitch + lane / 4 * 2;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const float x = A::toFloat(*reinterpret_cast<const uint16_t*>(value + 16 * half));
       sum[2 * half] = fmaf(at[17], recalled[half], at[18] * x);
     }
+  }
+
+  // The gated delta rule's for one token. Each step looks up anew where it is: nothing but the slab is kept over one.
+  __device__ void foldPlainGdn(Slab& s) const {
+    float recall[2][4], u[4][2];
+    {
+      const Part<Traits> now = part.saved(current(part).index);
+      recallRecords(recall, s, now, 0);
+    }
+    {
+      const Item item = current(part);
+      const Part<Traits> now = part.saved(item.index);
+      solveRecords(u, recall, now, item.index, 0, HeadFlush{now, full}.values());
+    }
+    {
+      const Item item = current(part);
+      const Part<Traits> now = part.saved(item.index);
+      const ParkedSlab parked(now.own(), now.lane);
+      foldRecords(s, u, now, item.index, 0, [&](int b) { parked.put(s[b], b); });
+    }
+    const Item item = current(part);
+    const Part<Traits> now = part.saved(item.index);
+    finishToken(ParkedSlab(now.own(), now.lane), now, item.index, item.slab, HeadFlush{now, full}.values());
   }
 
   // The same for any number of tokens and records.
@@ -163,7 +173,7 @@ struct HeadFlush {
     HeadWeights weights;
     weights.load(part.dt(item.index), scalars[item.index], pending, tokens, lane);
     foldSlab<Traits>(s, part.shared + part.layout.keyOffset, values, weights.decay, pending, lane);
-    readSlab<Traits>(sum[0], s, part.vectorRow(lane / 4), lane / 4 < tokens, lane);
+    readSlab<Traits, 1>(sum, s, {part.vectorRow(lane / 4)}, {lane / 4 < tokens}, lane);
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
       const float factor = expf(__shfl_sync(kAllLanes, weights.decay.prefix, 2 * (lane % 4) + e));
@@ -179,34 +189,45 @@ struct HeadFlush {
 
   __device__ void finish(const Item& item) const {
     const NarrowLayout& layout = part.layout;
-    // Opaque, so that what follows from the lane is made for each head and not kept beside the slab.
-    int lane = part.lane;
-    asm volatile("" : "+r"(lane));
+    const int lane = part.lane;
     const int head = part.firstHead + item.index;
-    const char* values = part.own() + valueOffset(item);
     Slab s;
     HpCodec::decode(s, part.own(), part.own() + layout.slabScaleOffset, lane);
-    asyncProxyFence();  // the reads have happened before the next slab may arrive in their place
-    __syncwarp();
-    if (valid(next(item))) load(next(item));
-    float sum[1][4] = {};
-    if constexpr (Traits::kGdn) {
-      flushGdn(sum[0], s, part, item.index, item.slab, values, lane);
-    } else if constexpr (Traits::kPlain) {
-      foldPlain(sum[0], s, item, values, lane);
+    __syncwarp();  // the slab will be parked where its codes were
+    if constexpr (Traits::kPlainGdn) {
+      foldPlainGdn(s);
     } else {
-      foldAny(sum, s, item, values, lane);
+      float sum[1][4] = {};
+      const char* values = this->values();
+      if constexpr (Traits::kGdn) {
+        flushGdn(sum[0], s, part, item.index, item.slab, values, lane);
+      } else if constexpr (Traits::kPlain) {
+        foldPlain(sum[0], s, item, values, lane);
+      } else {
+        foldAny(sum, s, item, values, lane);
+      }
+      part.writeOutput(head, item.slab, sum[0]);
+      part.appendValues(head, values, Traits::kSlabValuePitch, item.slab * 16, 2);
+      if constexpr (!Traits::kPlain) ParkedSlab(part.own(), lane).put(s);
     }
-    part.writeOutput(head, item.slab, sum[0]);
-    part.appendValues(head, values, Traits::kSlabValuePitch, item.slab * 16, 2);
+    const Item again = current(part);
+    const Part<Traits> after = part.saved(again.index);
+    HeadFlush<Traits>{after, full}.storeBoth(again);
+  }
+
+  __device__ void storeBoth(const Item& item) const {
     const UpdateParams& p = part.p;
     StateRandom random{};
     if constexpr (Traits::kRecurrence != StateFormat::kFloat32) {
       random = {static_cast<uint64_t>(__ldg(p.seed + part.slot)),
-                static_cast<uint32_t>(p.layer) << 16 | static_cast<uint32_t>(p.headOffset + head),
+                static_cast<uint32_t>(p.layer) << 16 |
+                    static_cast<uint32_t>(p.headOffset + part.firstHead + item.index),
                 static_cast<uint32_t>(__ldg(p.position + part.slot))};
     }
-    store(s, item, random, lane);
+    store(ParkedSlab(part.own(), part.lane), item, random, part.lane);
+    asyncProxyFence();  // the reads have happened before the next slab may arrive in their place
+    __syncwarp();
+    if (valid(next(item))) load(next(item));
   }
 
   // Slabs beyond a head's go to nobody: with NVFP4 reads some warps have none.
@@ -215,19 +236,23 @@ struct HeadFlush {
     if (valid(first)) load(first);
   }
 
+  // The item in work is kept where the part is: a warp's word of shared memory.
+  static __device__ __forceinline__ Item current(const Part<Traits>& part) {
+    const int word = part.savedItem();
+    return {word >> 8, kOneSlab ? threadOf() / 32 : word & 255};
+  }
+
   __device__ void run() const {
+    Item item{0, part.warp};
 #pragma unroll 1
-    for (Item item{0, part.warp}; valid(item);) {
-      // Opaque, so that addresses are made for each item and not kept in registers beside the slab.
-      Part<Traits> own = part;
-      asm volatile("" : "+r"(own.slot), "+r"(own.firstHead), "+r"(own.origin), "+r"(own.row));
-      asm volatile("" : "+r"(own.tokens), "+r"(own.pending));
-      const HeadFlush<Traits> flush{own, full};
-      barrierWait(full, parityOf(item));
+    while (valid(item)) {
+      part.saveItem(item.index << 8 | item.slab);
+      const Part<Traits> own = part.saved(item.index);
+      const HeadFlush<Traits> flush{own, sharedAddress(own.shared) + own.warp * kMaxNarrowStages * 8};
+      barrierWait(flush.full, parityOf(item));
       flush.finish(item);
-      item = next(item);
+      item = next(current(part));
     }
-    if (part.lane == 0) bulkWait();
   }
 };
 

@@ -8,11 +8,12 @@
 
 namespace replayssm {
 
-// S <- decay S + values x keys; values: records c, c + 4 of each eight and rows g, g + 8, weighted and split.
-template <class Traits>
+// S <- decay S + values x keys; values: records c, c + 4 of each eight and rows g, g + 8, weighted and split. done(b)
+// follows each block's last change.
+template <class Traits, class Done>
 __device__ __forceinline__ void foldFragments(Slab& s, const char* keys, const uint32_t (&high)[2][4],
                                               const uint32_t (&low)[2][4], float decay, int first, int pending,
-                                              int lane) {
+                                              int lane, Done done) {
   using A = Activation<typename Traits::Act>;
 #pragma unroll
   for (int b = 0; b < 4; ++b) {
@@ -48,14 +49,15 @@ __device__ __forceinline__ void foldFragments(Slab& s, const char* keys, const u
         }
       }
     }
+    done(b);
   }
 }
 
 // Records first..first+15 of `pending`. `values`: the slab's 16 columns of the records' values; weights: Decay, or
 // anything that tells a record's weight.
-template <class Traits, class Weights>
+template <class Traits, class Weights, class Done>
 __device__ __forceinline__ void foldTile(Slab& s, const char* keys, const char* values, const Weights& weights,
-                                         float decay, int first, int pending, int lane) {
+                                         float decay, int first, int pending, int lane, Done done) {
   using A = Activation<typename Traits::Act>;
   uint32_t high[2][4], low[2][4];
 #pragma unroll
@@ -77,7 +79,7 @@ __device__ __forceinline__ void foldTile(Slab& s, const char* keys, const char* 
       }
     }
   }
-  foldFragments<Traits>(s, keys, high, low, decay, first, pending, lane);
+  foldFragments<Traits>(s, keys, high, low, decay, first, pending, lane, done);
 }
 
 template <class Traits>
@@ -86,14 +88,14 @@ __device__ __forceinline__ void foldSlab(Slab& s, const char* keys, const char* 
   float decay = expf(weights.total);
 #pragma unroll 1
   for (int first = 0; first < pending; first += 16) {
-    foldTile<Traits>(s, keys, values, weights, decay, first, pending, lane);
+    foldTile<Traits>(s, keys, values, weights, decay, first, pending, lane, [](int) {});
     decay = 1.0f;
   }
 }
 
 // S q of rows g and g + 8 for the only token.
 template <class Traits>
-__device__ __forceinline__ void readSlabOnce(float (&sum)[2], const Slab& s, const char* query, int lane) {
+__device__ __forceinline__ void readSlabOnce(float (&sum)[2], const ParkedSlab& s, const char* query, int lane) {
   using A = Activation<typename Traits::Act>;
   sum[0] = sum[1] = 0.0f;
 #pragma unroll
@@ -101,11 +103,12 @@ __device__ __forceinline__ void readSlabOnce(float (&sum)[2], const Slab& s, con
     const uint4 piece = *reinterpret_cast<const uint4*>(query + b * 64 + lane % 4 * 16);
     const uint32_t words[4] = {piece.x, piece.y, piece.z, piece.w};
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float low = A::low(words[i]), high = A::high(words[i]);
+    for (int half = 0; half < 2; ++half) {
+      float x[8];
+      s.get(x, b, half);
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        sum[half] = fmaf(s[b][half][2 * i + 1], high, fmaf(s[b][half][2 * i], low, sum[half]));
+      for (int i = 0; i < 4; ++i) {
+        sum[half] = fmaf(x[2 * i + 1], A::high(words[i]), fmaf(x[2 * i], A::low(words[i]), sum[half]));
       }
     }
   }
@@ -116,17 +119,25 @@ __device__ __forceinline__ void readSlabOnce(float (&sum)[2], const Slab& s, con
   }
 }
 
-// sum = S v for vectors 2c, 2c + 1 and rows g, g + 8; row: vector g, where there is one (`real`).
-template <class Traits>
-__device__ __forceinline__ void readSlab(float (&sum)[4], const Slab& s, const char* row, bool real, int lane) {
+// sum[t] = S v for vectors 2c, 2c + 1 of a tile of eight and rows g, g + 8; rows[t]: the tile's vector g, where there
+// is one (`real`). Tiles share the splitting of the state.
+template <class Traits, int kTiles>
+__device__ __forceinline__ void readSlab(float (&sum)[kTiles][4], const Slab& s, const char* const (&rows)[kTiles],
+                                         const bool (&real)[kTiles], int lane) {
   using A = Activation<typename Traits::Act>;
 #pragma unroll
-  for (int e = 0; e < 4; ++e) sum[e] = 0.0f;
+  for (int t = 0; t < kTiles; ++t) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) sum[t][e] = 0.0f;
+  }
 #pragma unroll
   for (int b = 0; b < 4; ++b) {
-    uint4 query = make_uint4(0, 0, 0, 0);
-    if (real) query = *reinterpret_cast<const uint4*>(row + b * 64 + lane % 4 * 16);
-    const uint32_t words[4] = {query.x, query.y, query.z, query.w};
+    uint4 query[kTiles];
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t) {
+      query[t] = make_uint4(0, 0, 0, 0);
+      if (real[t]) query[t] = *reinterpret_cast<const uint4*>(rows[t] + b * 64 + lane % 4 * 16);
+    }
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       uint32_t high[4], low[4];
@@ -136,10 +147,14 @@ __device__ __forceinline__ void readSlab(float (&sum)[4], const Slab& s, const c
         high[e] = split.high;
         low[e] = split.low;
       }
-      const uint32_t b0 = __float_as_uint(i & 1 ? A::high(words[i / 2]) : A::low(words[i / 2]));
-      const uint32_t b1 = __float_as_uint(i & 1 ? A::high(words[2 + i / 2]) : A::low(words[2 + i / 2]));
-      mmaTf32(sum, high, b0, b1);
-      mmaTf32(sum, low, b0, b1);
+#pragma unroll
+      for (int t = 0; t < kTiles; ++t) {
+        const uint32_t words[4] = {query[t].x, query[t].y, query[t].z, query[t].w};
+        const uint32_t b0 = __float_as_uint(i & 1 ? A::high(words[i / 2]) : A::low(words[i / 2]));
+        const uint32_t b1 = __float_as_uint(i & 1 ? A::high(words[2 + i / 2]) : A::low(words[2 + i / 2]));
+        mmaTf32(sum[t], high, b0, b1);
+        mmaTf32(sum[t], low, b0, b1);
+      }
     }
   }
 }

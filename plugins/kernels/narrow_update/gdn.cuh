@@ -9,6 +9,7 @@
 #include "../common/gdn.cuh"
 #include "fold.cuh"
 #include "part.cuh"
+#include "plain_gdn.cuh"
 
 namespace replayssm {
 
@@ -41,28 +42,30 @@ __device__ __forceinline__ void setNorms(const Part<Traits>& part) {
   }
 }
 
-// gram[16 j + l] of each 16 committed records: the product of keys j and l, with both factors. By all warps.
+// gram[16 j + l] of each 16 committed records: the product of keys j and l, with both factors. By all warps, for all
+// groups of the part.
 template <class Traits>
 __device__ __forceinline__ void multiplyRecords(const Part<Traits>& part) {
-  const int lane = part.lane, tiles = (part.pending + 15) / 16 * 4;
-  for (int i = part.warp; i < tiles; i += Traits::kWarps) {
+  const int lane = part.lane, tiles = Traits::kOneToken ? 4 : (part.pending + 15) / 16 * 4;
+  for (int task = part.warp; task < tiles * part.groups; task += Traits::kWarps) {
+    const int i = Traits::kOneToken ? task % 4 : task;
+    const Part<Traits> group = part.inGroup(Traits::kOneToken ? task / 4 : 0);
     const int first = i / 4 * 16, j = first + i / 2 % 2 * 8 + lane / 4, l = first + i % 2 * 8;
     Vectors<Traits> vectors{};
 #pragma unroll
     for (int b = 0; b < Traits::kBlocks; ++b) {
       if (j < part.pending) {
         vectors.part[0][b] =
-            *reinterpret_cast<const uint4*>(part.keys() + j * Traits::kKeyPitch + b * 64 + lane % 4 * 16);
+            *reinterpret_cast<const uint4*>(group.keys() + j * Traits::kKeyPitch + b * 64 + lane % 4 * 16);
       }
     }
     float dot[4];
-    keyDots<Traits>(dot, part.keys(), min(l, part.pending - 1), part.pending, vectors, 0, lane);
+    keyDots<Traits>(dot, group.keys(), min(l, part.pending - 1), part.pending, vectors, 0, lane);
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
       const int record = l + 2 * (lane % 4) + e;
       const bool real = j < part.pending && record < part.pending;
-      part.gram()[(j / 16 * 16 + j % 16) * 16 + record % 16] =
-          real ? dot[e] * part.factors()[j] * part.factors()[record] : 0.0f;
+      group.gram()[j * 16 + record % 16] = real ? dot[e] * group.factors()[j] * group.factors()[record] : 0.0f;
     }
   }
 }
@@ -156,37 +159,43 @@ __device__ __forceinline__ void streamGdn(float (&sum)[kSlabs][4], const Part<Tr
   solveTokens<Traits, kSlabs>(sum, part, decay, index, firstSlab, values, Traits::kValuePitch, lane);
 }
 
-// Up to 16 committed records from `first` on: derives their corrections from the slab before them, and folds them.
+// Deriving the corrections of up to 16 committed records from `first` on anew, and folding them, takes three steps.
+//
+// 1. Lane (g, c): what the slab recalls for records 8 tile + 2c + e, rows g and g + 8.
 template <class Traits>
-__device__ __forceinline__ void deriveAndFold(Slab& s, const Part<Traits>& part, int index, int first,
-                                              const char* values, int lane) {
-  using A = Activation<typename Traits::Act>;
-  const int count = min(part.pending - first, 16);
-  const char* keys = part.keys() + first * Traits::kKeyPitch;
-  const float* factors = part.factors() + first;
-  const float* log = part.dt(index) + first;
-  const float* beta = part.beta(index) + first;
-  const float* gram = part.gram() + first * 16;
-  // Lane (g, c): what is recalled for records 8 tile + 2c + e, rows g and g + 8, as of the record being derived.
-  float recall[2][4];
+__device__ __forceinline__ void recallRecords(float (&recall)[2][4], const Slab& s, const Part<Traits>& part,
+                                              int first) {
+  const int lane = part.lane, count = min(part.pending - first, 16);
+  const char* own = part.keys() + (first + lane / 4) * Traits::kKeyPitch;
+  readSlab<Traits, 2>(recall, s, {own, own + 8 * Traits::kKeyPitch}, {lane / 4 < count, lane / 4 + 8 < count}, lane);
 #pragma unroll
   for (int tile = 0; tile < 2; ++tile) {
-    const int record = 8 * tile + lane / 4;
-    readSlab<Traits>(recall[tile], s, keys + record * Traits::kKeyPitch, record < count, lane);
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
       const int column = 8 * tile + 2 * (lane % 4) + e % 2;
-      recall[tile][e] *= column < count ? factors[column] : 0.0f;
+      recall[tile][e] *= column < count ? part.factors()[first + column] : 0.0f;
     }
   }
-  float u[4][2] = {};  // of records c, c + 4, c + 8, c + 12
+}
+
+// 2. The corrections of records c, c + 4, c + 8, c + 12, rows g and g + 8. `recall` is brought to each record in turn.
+template <class Traits>
+__device__ __forceinline__ void solveRecords(float (&u)[4][2], float (&recall)[2][4], const Part<Traits>& part,
+                                             int index, int first, const char* values) {
+  using A = Activation<typename Traits::Act>;
+  const int lane = part.lane, count = min(part.pending - first, 16);
+  const float* log = part.dt(index) + first;
+  const float* beta = part.beta(index) + first;
+  const float* gram = part.gram() + first * 16 + 2 * (lane % 4);
+  const char* value = values + first * Traits::kSlabValuePitch + lane / 4 * 2;
+#pragma unroll
+  for (int j = 0; j < 4; ++j) u[j][0] = u[j][1] = 0.0f;
 #pragma unroll
   for (int j = 0; j < 16; ++j) {
     if (j >= count) break;
     const float alpha = expf(log[j]);
-    const char* value = values + (first + j) * Traits::kSlabValuePitch + lane / 4 * 2;
-    const float2 low = *reinterpret_cast<const float2*>(gram + 16 * j + 2 * (lane % 4));
-    const float2 high = *reinterpret_cast<const float2*>(gram + 16 * j + 8 + 2 * (lane % 4));
+    const float2 low = *reinterpret_cast<const float2*>(gram + 16 * j);
+    const float2 high = *reinterpret_cast<const float2*>(gram + 16 * j + 8);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
 #pragma unroll
@@ -195,7 +204,7 @@ __device__ __forceinline__ void deriveAndFold(Slab& s, const Part<Traits>& part,
         recall[1][2 * half + e] *= alpha;
       }
       const float own = __shfl_sync(kAllLanes, recall[j / 8][2 * half + j % 2], (lane & ~3) | j % 8 / 2);
-      const float v = A::toFloat(*reinterpret_cast<const uint16_t*>(value + 16 * half));
+      const float v = A::toFloat(*reinterpret_cast<const uint16_t*>(value + j * Traits::kSlabValuePitch + 16 * half));
       const float correction = beta[j] * (v - own);
       if (lane % 4 == j % 4) u[j / 4][half] = correction;
       recall[0][2 * half] = fmaf(correction, low.x, recall[0][2 * half]);
@@ -204,8 +213,15 @@ __device__ __forceinline__ void deriveAndFold(Slab& s, const Part<Traits>& part,
       recall[1][2 * half + 1] = fmaf(correction, high.y, recall[1][2 * half + 1]);
     }
   }
+}
+
+// 3. The fold itself.
+template <class Traits, class Done>
+__device__ __forceinline__ void foldRecords(Slab& s, const float (&u)[4][2], const Part<Traits>& part, int index,
+                                            int first, Done done) {
+  const int lane = part.lane, count = min(part.pending - first, 16);
   Decay decay;
-  decay.loadGdn(log, factors, count, 0, lane);
+  decay.loadGdn(part.dt(index) + first, part.factors() + first, count, 0, lane);
   uint32_t high[2][4], low[2][4];
 #pragma unroll
   for (int step = 0; step < 2; ++step) {
@@ -220,7 +236,53 @@ __device__ __forceinline__ void deriveAndFold(Slab& s, const Part<Traits>& part,
       }
     }
   }
-  foldFragments<Traits>(s, keys, high, low, expf(decay.total), 0, count, lane);
+  foldFragments<Traits>(s, part.keys() + first * Traits::kKeyPitch, high, low, expf(decay.total), 0, count, lane,
+                        done);
+}
+
+// What the folded slab gives for the token, and the token's own: output, appended correction and value.
+template <class Traits>
+__device__ __forceinline__ void finishToken(const ParkedSlab& s, const Part<Traits>& part, int index, int slab,
+                                            const char* values) {
+  using A = Activation<typename Traits::Act>;
+  const int lane = part.lane;
+  float sum[2][4] = {};
+#pragma unroll
+  for (int b = 0; b < 4; ++b) {
+    uint32_t words[2][4];
+#pragma unroll
+    for (int v = 0; v < 2; ++v) {
+      const uint4 piece = *reinterpret_cast<const uint4*>(part.vectorRow(v) + b * 64 + lane % 4 * 16);
+      words[v][0] = piece.x;
+      words[v][1] = piece.y;
+      words[v][2] = piece.z;
+      words[v][3] = piece.w;
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float x[8];
+      s.get(x, b, half);
+#pragma unroll
+      for (int v = 0; v < 2; ++v) {
+        float& own = sum[0][2 * half + v];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          own = fmaf(x[2 * i + 1], A::high(words[v][i]), fmaf(x[2 * i], A::low(words[v][i]), own));
+        }
+      }
+    }
+  }
+  float recalled[2];
+  dealRows(recalled, sum, lane);
+  const float alpha = expf(part.dt(index)[part.pending]);
+#pragma unroll
+  for (int v = 0; v < 2; ++v) recalled[v] *= alpha * part.norms()[v];
+  if (lane % 4 >= 2) return;
+  const int row = lane / 4 + 8 * (lane % 2);
+  const uint16_t value = *reinterpret_cast<const uint16_t*>(values + part.pending * Traits::kSlabValuePitch + row * 2);
+  const TokenPlace<Traits> token(part, part.firstHead + index, slab * 16 + row);
+  *token.out = A::fromFloat(finishRow<Traits>(recalled, value, part.beta(index)[part.pending], part.norms()[2],
+                                              token.correction, token.raw));
 }
 
 // A flush: folds the committed records into the slab and computes the outputs.
@@ -229,10 +291,13 @@ __device__ __forceinline__ void flushGdn(float (&sum)[4], Slab& s, const Part<Tr
                                          const char* values, int lane) {
 #pragma unroll 1
   for (int first = 0; first < part.pending; first += 16) {
-    deriveAndFold<Traits>(s, part, index, first, values, lane);
+    float recall[2][4], u[4][2];
+    recallRecords(recall, s, part, first);
+    solveRecords(u, recall, part, index, first, values);
+    foldRecords(s, u, part, index, first, [](int) {});
   }
   float recalled[1][4];
-  readSlab<Traits>(recalled[0], s, part.vectorRow(lane / 4), lane / 4 < part.vectors(), lane);
+  readSlab<Traits, 1>(recalled, s, {part.vectorRow(lane / 4)}, {lane / 4 < part.vectors()}, lane);
   Decay decay;
   decay.loadGdn(part.dt(index) + part.pending, part.factors(), 0, part.tokens, lane);
   const float alpha = expf(__shfl_sync(kAllLanes, decay.prefix, lane % 4));

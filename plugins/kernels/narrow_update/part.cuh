@@ -12,6 +12,22 @@ namespace replayssm {
 // Until this thread's committed groups of loads have landed; later loads may be on their way.
 __device__ __forceinline__ void loadsWaitGroups() { asm volatile("cp.async.wait_group 0;" ::: "memory"); }
 
+// The thread, asked for here and now.
+__device__ __forceinline__ int threadOf() {
+  int thread;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+  return thread;
+}
+
+// Four words of shared memory, read here and now.
+__device__ __forceinline__ int4 sharedWords(uint32_t at) {
+  int4 words;
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
+               : "r"(at));
+  return words;
+}
+
 // A warp's place in the part, and the part itself.
 template <class Traits>
 struct Part {
@@ -21,7 +37,52 @@ struct Part {
   char* const shared;
   const int warp, lane;
   int row, slot, tokens, origin, pending;
-  int group, firstHead, heads;  // heads firstHead .. firstHead + heads - 1
+  int group, firstHead, heads;  // heads firstHead .. firstHead + heads - 1; the first one's group
+  int groups;                   // of these heads
+  char* area;                   // what the group's keys and factors are offset from
+
+  // The part as its group number `index` sees it; heads are still counted from the part's first.
+  __device__ Part inGroup(int index) const {
+    Part other = *this;
+    other.group += index;
+    other.area += index * layout.groupBytes;
+    return other;
+  }
+  // Which of the part's groups head `index` belongs to.
+  __device__ int groupOf(int index) const { return Traits::kMostGroups > 1 ? index / p.headsPerGroup : 0; }
+  __device__ char* groupArea() const { return Traits::kMostGroups > 1 ? area : shared; }
+
+  // A flush keeps nothing of its part in registers over a slab: save() once by any thread, saved() where it is needed.
+  __device__ void save() const {
+    uint4* at = reinterpret_cast<uint4*>(shared + kSavedPart);
+    const auto word = [](int x) { return static_cast<uint32_t>(x); };
+    at[0] = make_uint4(word(row), word(slot), word(tokens), word(origin));
+    at[1] = make_uint4(word(pending), word(group), word(firstHead), word(heads));
+  }
+  // A word of this warp's, likewise.
+  __device__ __forceinline__ uint32_t itemAddress() const {
+    return sharedAddress(shared) + kSavedPart + 32 + threadOf() / 32 * 4;
+  }
+  __device__ __forceinline__ void saveItem(int word) const {
+    __syncwarp();  // every lane has read the last one
+    asm volatile("st.shared.b32 [%0], %1;" ::"r"(itemAddress()), "r"(word) : "memory");
+    __syncwarp();
+  }
+  __device__ __forceinline__ int savedItem() const {
+    int word;
+    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(word) : "r"(itemAddress()) : "memory");
+    return word;
+  }
+  // As the group of the part's head `index` sees it, or (-1) the first group.
+  __device__ __forceinline__ Part saved(int index) const {
+    const int thread = threadOf();
+    const int4 low = sharedWords(sharedAddress(shared) + kSavedPart);
+    const int4 high = sharedWords(sharedAddress(shared) + kSavedPart + 16);
+    const int inner = index < 0 ? 0 : groupOf(index);
+    return Part{p,      layout,           shared,            thread / 32,
+                thread % 32, low.x, low.y, Traits::kOneToken ? 1 : low.z, low.w, high.x,
+                high.y + inner, high.z, high.w, groups, shared + inner * layout.groupBytes};
+  }
 
   __device__ bool flushes() const { return pending + tokens > p.window; }
 
@@ -34,9 +95,9 @@ struct Part {
     return reinterpret_cast<const float*>(shared + layout.dtOffset) + index * layout.dtPitch;
   }
   __device__ float* scalars() const { return reinterpret_cast<float*>(shared + layout.scalarOffset); }
-  __device__ float4* dots() const { return reinterpret_cast<float4*>(shared + layout.dotOffset); }
-  __device__ const char* keys() const { return shared + layout.keyOffset; }
-  __device__ const char* queries() const { return shared + layout.queryOffset; }
+  __device__ float4* dots() const { return reinterpret_cast<float4*>(groupArea() + layout.dotOffset); }
+  __device__ const char* keys() const { return groupArea() + layout.keyOffset; }
+  __device__ const char* queries() const { return groupArea() + layout.queryOffset; }
   __device__ int vectors() const { return tokens * Traits::kVectorsPerToken; }
   // A token's query, or for GDN its key, then its query.
   __device__ const char* vectorRow(int vector) const {
@@ -45,12 +106,17 @@ struct Part {
   }
 
   // GDN: factors of the committed keys, of the step's vectors, beta and key products of a head's records.
-  __device__ float* factors() const { return reinterpret_cast<float*>(shared + layout.factorOffset); }
-  __device__ float* norms() const { return reinterpret_cast<float*>(shared + layout.normOffset); }
+  __device__ float* factors() const { return reinterpret_cast<float*>(groupArea() + layout.factorOffset); }
+  __device__ float* norms() const { return reinterpret_cast<float*>(groupArea() + layout.normOffset); }
   __device__ const float* beta(int index) const {
     return reinterpret_cast<const float*>(shared + layout.betaOffset) + index * layout.dtPitch;
   }
-  __device__ float* gram() const { return reinterpret_cast<float*>(shared + layout.gramOffset); }
+  // Vectors as right operands of a product with codes, and what such products are multiplied by.
+  __device__ uint4* fragments() const { return reinterpret_cast<uint4*>(groupArea() + layout.fragmentOffset); }
+  __device__ float* fragmentFactors() const {
+    return reinterpret_cast<float*>(groupArea() + layout.fragmentOffset + vectors() * Traits::kStateDim * 2);
+  }
+  __device__ float* gram() const { return reinterpret_cast<float*>(groupArea() + layout.gramOffset); }
   __device__ char* own() const { return shared + layout.privateOffset + warp * layout.privateBytes; }
 
   // kPieces 16-byte pieces of every record: committed ones from ring rows of `rowElements`, then this step's. By
@@ -73,8 +139,8 @@ struct Part {
     }
   }
 
-  // Starts everything the whole part shares; one group of this thread's loads.
-  __device__ void loadShared(int thread) const {
+  // Starts the keys and queries of the part's only group, for GDN with the committed keys' factors.
+  __device__ void loadKeys(int thread) const {
     const uint32_t base = sharedAddress(shared);
     const Act* ring = static_cast<const Act*>(p.ringKey) + slot * p.ringKeySlotStride +
                       static_cast<int64_t>(group) * p.ringRows * Traits::kStateDim;
@@ -89,6 +155,16 @@ struct Part {
       pieceLoad(base + layout.queryOffset + token * Traits::kKeyPitch + piece * 16,
                 query + token * p.q.tokenStride + piece * 8);
     }
+    if constexpr (Traits::kGdn) {
+      const float* ringFactor = p.ringKeyFactor + slot * p.ringKeyFactorSlotStride +
+                                static_cast<int64_t>(group) * p.ringRows;
+      if (thread < pending) wordLoad(base + layout.factorOffset + thread * 4, ringFactor + ringRow(thread));
+    }
+  }
+
+  // Starts what is known of the part's heads, and makes all of this thread's loads one group.
+  __device__ void loadHeads(int thread) const {
+    const uint32_t base = sharedAddress(shared);
     const float* step = static_cast<const float*>(p.dt.data) + row * p.dt.rowStride;
 #pragma unroll 1
     for (int index = warp; index < heads; index += Traits::kWarps) {
@@ -101,7 +177,7 @@ struct Part {
                              : step + head * p.dt.headStride + (j - pending) * p.dt.tokenStride);
       }
     }
-    if constexpr (Traits::kGdn) loadGdn(thread, base);
+    if constexpr (Traits::kGdn) loadBeta(base);
     if (thread < heads) {
       const uint32_t target = base + layout.scalarOffset + thread * 4;
       if constexpr (!Traits::kGdn) {
@@ -116,11 +192,8 @@ struct Part {
     loadsCommit();
   }
 
-  // Factors of the committed keys; beta of the tokens, and on a flush of the committed records.
-  __device__ void loadGdn(int thread, uint32_t base) const {
-    const float* ringFactor = p.ringKeyFactor + slot * p.ringKeyFactorSlotStride +
-                              static_cast<int64_t>(group) * p.ringRows;
-    if (thread < pending) wordLoad(base + layout.factorOffset + thread * 4, ringFactor + ringRow(thread));
+  // Beta of the tokens, and on a flush of the committed records.
+  __device__ void loadBeta(uint32_t base) const {
     const float* input = static_cast<const float*>(p.beta.data) + row * p.beta.rowStride;
 #pragma unroll 1
     for (int index = warp; index < heads; index += Traits::kWarps) {
@@ -168,20 +241,23 @@ struct Part {
 
   __device__ float4* tokenDots() const { return dots() + (p.window + 15) / 16 * 32; }
 
-  // This step's keys and step sizes into ring rows h, h + 1, ...; nobody reads those now.
-  __device__ void appendShared(int thread) const {
+  // This step's keys into ring rows h, h + 1, ...; nobody reads those now. `thread` of as many as there are pieces.
+  __device__ void appendKeys(int thread) const {
     constexpr int kPieces = Traits::kStateDim / 8;
-    if (firstHead == group * p.headsPerGroup) {
+    if (firstHead <= group * p.headsPerGroup) {
       Act* ring = static_cast<Act*>(p.ringKey) + slot * p.ringKeySlotStride +
                   static_cast<int64_t>(group) * p.ringRows * Traits::kStateDim;
 #pragma unroll 1
       for (int i = thread; i < tokens * kPieces; i += Traits::kThreads) {
         const int token = i / kPieces, piece = i % kPieces;
         *reinterpret_cast<uint4*>(ring + ringRow(pending + token) * Traits::kStateDim + piece * 8) =
-            *reinterpret_cast<const uint4*>(shared + layout.keyOffset + (pending + token) * Traits::kKeyPitch +
-                                            piece * 16);
+            *reinterpret_cast<const uint4*>(keys() + (pending + token) * Traits::kKeyPitch + piece * 16);
       }
     }
+  }
+
+  // Likewise its step sizes, for GDN with beta.
+  __device__ void appendHeads(int thread) const {
     if constexpr (Traits::kGdn) {
       float* ringBeta = p.ringBeta + slot * p.ringBetaSlotStride + static_cast<int64_t>(firstHead) * p.ringRows;
       for (int i = thread; i < heads * tokens; i += Traits::kThreads) {

@@ -23,6 +23,38 @@ __device__ __forceinline__ uint32_t largestBits(const float (&x)[8]) {
   return largest;
 }
 
+// A folded slab waits in shared memory to be encoded, each lane's pieces by themselves: 16 bytes of every lane side by
+// side, so that nothing collides.
+struct ParkedSlab {
+  float4* at;
+
+  __device__ ParkedSlab(char* slab, int lane) : at(reinterpret_cast<float4*>(slab) + lane) {}
+
+  __device__ __forceinline__ void put(const float (&block)[2][8], int b) const {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float(&x)[8] = block[half];
+      at[(4 * b + 2 * half) * 32] = make_float4(x[0], x[1], x[2], x[3]);
+      at[(4 * b + 2 * half + 1) * 32] = make_float4(x[4], x[5], x[6], x[7]);
+    }
+  }
+  __device__ __forceinline__ void put(const Slab& s) const {
+#pragma unroll
+    for (int b = 0; b < 4; ++b) put(s[b], b);
+  }
+  __device__ __forceinline__ void get(float (&x)[8], int b, int half) const {
+    const float4 low = at[(4 * b + 2 * half) * 32], high = at[(4 * b + 2 * half + 1) * 32];
+    x[0] = low.x;
+    x[1] = low.y;
+    x[2] = low.z;
+    x[3] = low.w;
+    x[4] = high.x;
+    x[5] = high.y;
+    x[6] = high.z;
+    x[7] = high.w;
+  }
+};
+
 // Largest finite magnitude of eight numbers, given the above.
 __device__ __forceinline__ float largestFinite(const float (&x)[8], uint32_t bits) {
   if (bits < kInfinityBits) return __uint_as_float(bits);
@@ -31,6 +63,26 @@ __device__ __forceinline__ float largestFinite(const float (&x)[8], uint32_t bit
   for (int i = 0; i < 8; ++i) {
     const float magnitude = fabsf(x[i]);
     largest = fmaxf(largest, magnitude < __uint_as_float(kInfinityBits) ? magnitude : 0.0f);
+  }
+  return largest;
+}
+
+// The same without it: a maximum takes no notice of NaN.
+__device__ __forceinline__ float largestFinite(const float (&x)[8]) {
+  float largest = 0.0f;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) largest = fmaxf(largest, fabsf(x[i]));
+  return largest < __uint_as_float(kInfinityBits) ? largest : largestFinite(x, kInfinityBits);
+}
+
+// Of the lane's columns of row g or g + 8.
+__device__ __forceinline__ float largestOfRow(const ParkedSlab& s, int half) {
+  float largest = 0.0f;
+#pragma unroll
+  for (int b = 0; b < 4; ++b) {
+    float x[8];
+    s.get(x, b, half);
+    largest = fmaxf(largest, largestFinite(x));
   }
   return largest;
 }
@@ -52,8 +104,8 @@ __device__ __forceinline__ float quotientOf(const Quotient& quotient, float x) {
   return __uint_as_float(__float_as_uint(quotient(fabsf(x))) | (__float_as_uint(x) & 0x80000000u));
 }
 
-// A block's two pieces of a lane: rows g and g + 8, columns 8c..8c+7.
-using SlabBlock = float[2][8];
+// A lane's piece of a block: row g or g + 8, columns 8c..8c+7.
+using SlabPiece = float[8];
 
 // Stochastic rounding of four numbers to a format that keeps all but the kCut lowest bits: adding the bits that a word
 // leaves of a step and cutting off rounds up iff the word is below the fraction. That holds between the format's smallest
@@ -70,8 +122,8 @@ __device__ __forceinline__ bool addDraws(uint32_t (&sum)[4], const float* x, con
   return ordinary;
 }
 
-// Codecs: decode() takes a slab out of shared memory. An Encoder writes one, block after block: nearest to shared
-// memory, stochastically (`random`) to global memory; what a block needs of the whole row or head is given to it.
+// Codecs: decode() takes a slab out of shared memory. An Encoder writes one to global memory, piece after piece, to
+// nearest or stochastically (`random`); what a piece needs of the whole row or head is given to it.
 template <StateFormat kFormat>
 struct SlabCodec;
 
@@ -99,16 +151,13 @@ struct SlabCodec<StateFormat::kFloat32> {
   struct Encoder {
     char* at;
     int lane;
-    __device__ __forceinline__ Encoder(const Slab&, char* data, char*, float, int l) : at(data), lane(l) {}
+    __device__ __forceinline__ Encoder(const ParkedSlab&, char* data, char*, float, int l) : at(data), lane(l) {}
 
     // Exact, so nothing is drawn.
-    __device__ __forceinline__ void stochastic(const SlabBlock& x, int b, const StateRandom&, int) const {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        float4* to = place(at, b, half, lane);
-        to[0] = make_float4(x[half][0], x[half][1], x[half][2], x[half][3]);
-        to[1] = make_float4(x[half][4], x[half][5], x[half][6], x[half][7]);
-      }
+    __device__ __forceinline__ void stochastic(const SlabPiece& x, int b, int half, const StateRandom&, int) const {
+      float4* to = place(at, b, half, lane);
+      to[0] = make_float4(x[0], x[1], x[2], x[3]);
+      to[1] = make_float4(x[4], x[5], x[6], x[7]);
     }
   };
 };
@@ -139,7 +188,7 @@ struct SlabCodec<StateFormat::kFloat16> {
   struct Encoder {
     char* at;
     int lane;
-    __device__ __forceinline__ Encoder(const Slab&, char* data, char*, float, int l) : at(data), lane(l) {}
+    __device__ __forceinline__ Encoder(const ParkedSlab&, char* data, char*, float, int l) : at(data), lane(l) {}
 
     static __device__ __forceinline__ uint2 quad(const float* x, const PhiloxWords& draw) {
       constexpr uint32_t kSmallestNormal = 0x38800000u;
@@ -151,28 +200,22 @@ struct SlabCodec<StateFormat::kFloat16> {
     }
 
     // firstRow: of the slab, within the head.
-    __device__ __forceinline__ void stochastic(const SlabBlock& x, int b, const StateRandom& random,
+    __device__ __forceinline__ void stochastic(const SlabPiece& x, int b, int half, const StateRandom& random,
                                                int firstRow) const {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const uint32_t first = firstQuad(firstRow + lane / 4 + 8 * half, b, lane);
-        const uint2 low = quad(x[half], random.words(first)), high = quad(x[half] + 4, random.words(first + 1));
-        *place(at, b, half, lane) = make_uint4(low.x, low.y, high.x, high.y);
-      }
+      const uint32_t first = firstQuad(firstRow + lane / 4 + 8 * half, b, lane);
+      const uint2 low = quad(x, random.words(first)), high = quad(x + 4, random.words(first + 1));
+      *place(at, b, half, lane) = make_uint4(low.x, low.y, high.x, high.y);
     }
 
-    __device__ __forceinline__ void nearest(const SlabBlock& x, int b) const {
+    __device__ __forceinline__ void nearest(const SlabPiece& x, int b, int half) const {
+      uint32_t words[4];
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        uint32_t words[4];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          asm("cvt.rn.f16x2.f32 %0, %1, %2;"
-              : "=r"(words[i])
-              : "f"(saturated(x[half][2 * i + 1])), "f"(saturated(x[half][2 * i])));
-        }
-        *place(at, b, half, lane) = make_uint4(words[0], words[1], words[2], words[3]);
+      for (int i = 0; i < 4; ++i) {
+        asm("cvt.rn.f16x2.f32 %0, %1, %2;"
+            : "=r"(words[i])
+            : "f"(saturated(x[2 * i + 1])), "f"(saturated(x[2 * i])));
       }
+      *place(at, b, half, lane) = make_uint4(words[0], words[1], words[2], words[3]);
     }
 
     // Within float16's finite range; NaN stays NaN.
@@ -209,12 +252,11 @@ struct SlabCodec<StateFormat::kE4m3> {
     int lane;
     float scale[2];  // of rows g and g + 8
 
-    __device__ __forceinline__ Encoder(const Slab& s, char* data, char* scales, float, int l) : at(data), lane(l) {
+    __device__ __forceinline__ Encoder(const ParkedSlab& s, char* data, char* scales, float, int l)
+        : at(data), lane(l) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        float largest = 0.0f;
-#pragma unroll
-        for (int b = 0; b < 4; ++b) largest = fmaxf(largest, largestFinite(s[b][half], largestBits(s[b][half])));
+        float largest = largestOfRow(s, half);
         largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, 1));
         largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, 2));
         scale[half] = e4m3Scale(largest);
@@ -239,34 +281,31 @@ struct SlabCodec<StateFormat::kE4m3> {
              e4m3Stochastic(x[2], draw.word[2]) << 16 | e4m3Stochastic(x[3], draw.word[3]) << 24;
     }
 
-    // round(quotients, half, quad): four codes.
+    // round(quotients, quad): four codes.
     template <class Round>
-    __device__ __forceinline__ void encode(const SlabBlock& x, int b, Round round) const {
+    __device__ __forceinline__ void encode(const SlabPiece& x, int b, int half, Round round) const {
+      const Quotient quotient(half == 0 ? scale[0] : scale[1]);
+      uint32_t words[2];
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const Quotient quotient(scale[half]);
-        uint32_t words[2];
+      for (int quad = 0; quad < 2; ++quad) {
+        float y[4];
 #pragma unroll
-        for (int quad = 0; quad < 2; ++quad) {
-          float y[4];
-#pragma unroll
-          for (int i = 0; i < 4; ++i) y[i] = quotientOf(quotient, x[half][4 * quad + i]);
-          words[quad] = round(y, half, quad);
-        }
-        *reinterpret_cast<uint2*>(at + (lane / 4 + 8 * half) * 128 + b * 32 + lane % 4 * 8) =
-            make_uint2(words[0], words[1]);
+        for (int i = 0; i < 4; ++i) y[i] = quotientOf(quotient, x[4 * quad + i]);
+        words[quad] = round(y, quad);
       }
+      *reinterpret_cast<uint2*>(at + (lane / 4 + 8 * half) * 128 + b * 32 + lane % 4 * 8) =
+          make_uint2(words[0], words[1]);
     }
 
-    __device__ __forceinline__ void stochastic(const SlabBlock& x, int b, const StateRandom& random,
+    __device__ __forceinline__ void stochastic(const SlabPiece& x, int b, int half, const StateRandom& random,
                                                int firstRow) const {
-      encode(x, b, [&](const float (&y)[4], int half, int quad) {
-        return stochasticQuad(y, random.words(firstQuad(firstRow + lane / 4 + 8 * half, b, lane) + quad));
-      });
+      const uint32_t first = firstQuad(firstRow + lane / 4 + 8 * half, b, lane);
+      encode(x, b, half,
+             [&](const float (&y)[4], int quad) { return stochasticQuad(y, random.words(first + quad)); });
     }
 
-    __device__ __forceinline__ void nearest(const SlabBlock& x, int b) const {
-      encode(x, b, [](const float (&y)[4], int, int) { return nearestQuad(y); });
+    __device__ __forceinline__ void nearest(const SlabPiece& x, int b, int half) const {
+      encode(x, b, half, [](const float (&y)[4], int) { return nearestQuad(y); });
     }
   };
 };
@@ -278,24 +317,27 @@ struct SlabCodec<StateFormat::kE2m1> {
     char* scales;
     float headScale;  // of the whole head, which other warps hold parts of
     int lane;
-    __device__ __forceinline__ Encoder(const Slab&, char* data, char* blockScales, float head, int l)
+    __device__ __forceinline__ Encoder(const ParkedSlab&, char* data, char* blockScales, float head, int l)
         : at(data), scales(blockScales), headScale(head), lane(l) {}
 
     // Codes of eight finite numbers with an ordinary scale: Quotient and e2m1Nearest, less what these cannot need.
     static __device__ __forceinline__ uint32_t ordinaryCodes(const float (&x)[8], float scale) {
       constexpr uint32_t kOne = 0x3f800000u;
+      // Whole spacings are the last bits of a rounded sum, whose exponent and first bit are 299 and two a binade.
+      constexpr uint32_t kStart = 299u * 0x11111111u;
       const float inverse = reciprocal(scale);
-      uint32_t word = 0;
+      uint32_t word = 0u - kStart, signs = 0;
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
         const float magnitude = fabsf(x[i]);
         const float guess = magnitude * inverse;
         const float capped = fminf(fmaf(fmaf(-guess, scale, magnitude), inverse, guess), kE2m1Largest);
         const uint32_t binade = max(__float_as_uint(capped) & 0x7f800000u, kOne);
-        const uint32_t whole = __float_as_uint(fmaf(__uint_as_float(binade), 6291456.0f, capped)) & 7u;
-        word |= (whole + ((binade - kOne) >> 22)) << 4 * i | (__float_as_uint(x[i]) >> (28 - 4 * i) & 8u << 4 * i);
+        const uint32_t sum = __float_as_uint(fmaf(__uint_as_float(binade), 6291456.0f, capped));
+        word += ((sum & 7u) + (sum >> 22)) << 4 * i;
+        signs |= __float_as_uint(x[i]) >> (28 - 4 * i) & 8u << 4 * i;
       }
-      return word;
+      return word | signs;
     }
 
     static __device__ __forceinline__ uint32_t allCodes(const float (&x)[8], float scale) {
@@ -306,37 +348,19 @@ struct SlabCodec<StateFormat::kE2m1> {
       return word;
     }
 
-    __device__ __forceinline__ void nearest(const SlabBlock& x, int b) const {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int row = lane / 4 + 8 * half;
-        const uint32_t bits = largestBits(x[half]);
-        float largest = largestFinite(x[half], bits);
-        largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, 1));  // two lanes share a block of 16
-        const uint8_t code = nvfp4BlockScale(largest, headScale);
-        const float scale = nvfp4Scale(code, headScale);
-        if (lane % 2 == 0) scales[row * 8 + b * 2 + lane % 4 / 2] = static_cast<char>(code);
-        const bool ordinary = bits < kInfinityBits && scale > 8.67361738e-19f && scale < 1.15292150e18f;  // 2^+-60
-        *reinterpret_cast<uint32_t*>(at + row * 64 + b * 16 + lane % 4 * 4) =
-            ordinary ? ordinaryCodes(x[half], scale) : allCodes(x[half], scale);
-      }
+    __device__ __forceinline__ void nearest(const SlabPiece& x, int b, int half) const {
+      const int row = lane / 4 + 8 * half;
+      const uint32_t bits = largestBits(x);
+      float largest = largestFinite(x, bits);
+      largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, 1));  // two lanes share a block of 16
+      const uint8_t code = nvfp4BlockScale(largest, headScale);
+      const float scale = nvfp4Scale(code, headScale);
+      if (lane % 2 == 0) scales[row * 8 + b * 2 + lane % 4 / 2] = static_cast<char>(code);
+      const bool ordinary = bits < kInfinityBits && scale > 8.67361738e-19f && scale < 1.15292150e18f;  // 2^+-60
+      *reinterpret_cast<uint32_t*>(at + row * 64 + b * 16 + lane % 4 * 4) =
+          ordinary ? ordinaryCodes(x, scale) : allCodes(x, scale);
     }
   };
 };
-
-// The next block comes to the front. A loop over blocks whose body names only the first is a fourth of the code, which
-// matters: encoding a slab in one piece is longer than the instruction caches.
-__device__ __forceinline__ void rotate(Slab& s) {
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const float first = s[0][half][i];
-#pragma unroll
-      for (int b = 0; b < 3; ++b) s[b][half][i] = s[b + 1][half][i];
-      s[3][half][i] = first;
-    }
-  }
-}
 
 }  // namespace replayssm

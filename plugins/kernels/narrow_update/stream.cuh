@@ -16,10 +16,7 @@ struct QueryFragments {
   float factor;  // what the products are multiplied by
 
   static __device__ uint4* place(const Part<Traits>& part) {
-    return reinterpret_cast<uint4*>(part.shared + part.layout.fragmentOffset) + part.lane * (Traits::kSteps / 2);
-  }
-  static __device__ float* factors(const Part<Traits>& part) {
-    return reinterpret_cast<float*>(part.shared + part.layout.fragmentOffset + part.vectors() * Traits::kStateDim * 2);
+    return part.fragments() + part.lane * (Traits::kSteps / 2);
   }
 
   static __device__ void make(const Part<Traits>& part) {
@@ -48,14 +45,14 @@ struct QueryFragments {
       const __half2 both = __floats2half2_rn(value[i / 2][i % 2 * 2] * up, value[i / 2][i % 2 * 2 + 1] * up);
       to[i] = *reinterpret_cast<const uint32_t*>(&both);
     }
-    if (c == 0) factors(part)[vector] = __uint_as_float(static_cast<uint32_t>(127 - 14 + exponent) << 23);
+    if (c == 0) part.fragmentFactors()[vector] = __uint_as_float(static_cast<uint32_t>(127 - 14 + exponent) << 23);
   }
 
   __device__ void load(const Part<Traits>& part) {
     const int g = part.lane / 4;
     const bool real = Traits::kBlockColumns ? g / 2 == part.lane % 4 : g < part.vectors();
     const uint4* from = Traits::kBlockColumns ? place(part) - g * 4 * (Traits::kSteps / 2) : place(part);
-    factor = g < part.vectors() ? factors(part)[g] : 0.0f;
+    factor = g < part.vectors() ? part.fragmentFactors()[g] : 0.0f;
 #pragma unroll
     for (int s = 0; s < Traits::kSteps; s += 2) {
       uint4 words = make_uint4(0, 0, 0, 0);

@@ -15,7 +15,8 @@ namespace replayssm {
 
 constexpr int kMaxPartHeads = 16;
 constexpr int kMaxNarrowStages = 3;  // of a warp
-constexpr int kBarrierArea = 256;    // bytes
+constexpr int kBarrierArea = 256;    // bytes, the last of which are the part's cursors
+constexpr int kSavedPart = 192;
 
 template <Family kFamily_, StateFormat kRecurrence_, StateFormat kRead_, class Act_, int kHeadDim_, int kStateDim_,
           int kWarps_, int kMaxTokens_>
@@ -30,11 +31,12 @@ struct NarrowTraits {
   static constexpr int kWarps = kWarps_;
   static constexpr int kMaxTokens = kMaxTokens_;
   static constexpr int kThreads = 32 * kWarps;
-  // CTAs a multiprocessor should have registers for: of Mamba-2 twelve warps, eight where that would spill.
+  // CTAs a multiprocessor should have registers for: of Mamba-2 twelve warps, of GDN sixteen for one token; eight where
+  // that would spill.
   static constexpr bool kTwelveWarps =
       kRead == StateFormat::kE2m1 ||
       (kMaxTokens == 1 && !(kRecurrence == StateFormat::kFloat16 && kRead == StateFormat::kE4m3));
-  static constexpr int kBlocksWanted = kGdn ? 1 : kTwelveWarps ? 12 / kWarps : 2;
+  static constexpr int kBlocksWanted = kGdn ? (kMaxTokens == 1 ? 2 : 1) : kTwelveWarps ? 12 / kWarps : 2;
   static constexpr int kSlabs = kHeadDim / 16;  // a slab is the 16 state rows of a matrix instruction
   static constexpr int kSteps = kStateDim / 16;
 
@@ -55,10 +57,13 @@ struct NarrowTraits {
   static constexpr int kStateBytes = 16 * kItemSlabs * Read::kRowBytes;  // of an item
   static constexpr int kScaleBytes = 16 * kItemSlabs * Read::kScaleBytes;
 
-  // Plain decoding in windows of up to 16 records has kernels of its own (plain.cuh), which keep a head's 16 weights
-  // and its factors in shared memory.
-  static constexpr bool kPlain = !kGdn && kMaxTokens == 1;
+  // Plain decoding in windows of up to 16 records has kernels of its own (plain.cuh, which keeps a head's 16 weights and
+  // its factors in shared memory; plain_gdn.cuh, where a part may be of several groups).
+  static constexpr bool kOneToken = kMaxTokens == 1;
+  static constexpr bool kPlain = !kGdn && kOneToken;
+  static constexpr bool kPlainGdn = kGdn && kOneToken;
   static constexpr int kPlainWindow = 16;
+  static constexpr int kMostGroups = kPlainGdn ? 4 : 1;  // of a part
   // Their only query leaves seven columns of a product free: with NVFP4, column j holds the query's part in block j, so
   // that a row's eight sums are scaled after the product, not its 128 codes before.
   static constexpr bool kBlockColumns = kPlain && kRead == StateFormat::kE2m1;
@@ -76,45 +81,48 @@ struct NarrowTraits {
 
 // Byte offsets in a CTA's shared memory. The private areas of the warps come last.
 struct NarrowLayout {
-  int32_t partHeads, dtPitch;
-  int32_t keyOffset, queryOffset, fragmentOffset, dotOffset, dtOffset, scalarOffset, amaxOffset, weightOffset;
-  int32_t factorOffset, normOffset, betaOffset, gramOffset;  // GDN
+  int32_t partHeads, partGroups, dtPitch;
+  // Of the part's first group; those of the next ones follow at multiples of groupBytes.
+  int32_t keyOffset, queryOffset, factorOffset, normOffset, fragmentOffset, dotOffset, gramOffset, groupBytes;
+  int32_t dtOffset, scalarOffset, amaxOffset, weightOffset, betaOffset;
   int32_t privateOffset, privateBytes, totalBytes;
   int32_t stages, stageBytes, valueOffset;                            // of a private area while streaming heads
-  int32_t slabScaleOffset, slabValueOffset, slabValueBytes, codeOffset, codeScaleOffset;  // while flushing
+  int32_t slabScaleOffset, slabValueOffset;                           // while flushing
 };
 
 template <class Traits>
-constexpr NarrowLayout narrowLayout(int window, int tokens, int heads, int stages) {
+constexpr NarrowLayout narrowLayout(int window, int tokens, int heads, int groups, int stages) {
   NarrowLayout s{};
   const int records = window + tokens;
   s.partHeads = heads;
+  s.partGroups = groups;
   s.dtPitch = records;
   s.keyOffset = kBarrierArea;
   s.queryOffset = s.keyOffset + records * Traits::kKeyPitch;
-  s.fragmentOffset = s.queryOffset + tokens * Traits::kKeyPitch;
+  s.factorOffset = s.queryOffset + tokens * Traits::kKeyPitch;
+  s.normOffset = s.factorOffset + (Traits::kGdn ? roundUp(records * 4, 16) : 0);
+  s.fragmentOffset = s.normOffset + (Traits::kGdn ? 32 : 0);
   const int tiles = (window + 15) / 16;
   s.dotOffset = s.fragmentOffset + roundUp(tokens * Traits::kVectorsPerToken * (Traits::kStateDim * 2 + 4), 16);
-  s.dtOffset = s.dotOffset + (tiles + (Traits::kGdn ? 1 : 0)) * 32 * 16;
+  const int dotEnd = s.dotOffset + (tiles + (Traits::kGdn && !Traits::kOneToken ? 1 : 0)) * 32 * 16;
+  // For one token, the key products of a flush share their place with the fragments and dots of other steps.
+  s.gramOffset = Traits::kOneToken ? s.fragmentOffset : dotEnd;
+  const int gramEnd = s.gramOffset + (Traits::kGdn ? tiles * 16 * 16 * 4 : 0);
+  s.groupBytes = (dotEnd > gramEnd ? dotEnd : gramEnd) - s.keyOffset;
+  s.dtOffset = s.keyOffset + groups * s.groupBytes;
   s.scalarOffset = s.dtOffset + roundUp(heads * records * 4, 16);
   s.amaxOffset = s.scalarOffset + 3 * kMaxPartHeads * 4;  // a, D, head scale
   s.weightOffset = s.amaxOffset + 2 * 16 * 4;
-  s.factorOffset = s.weightOffset + Traits::kWarps * Traits::kWeightBytes;
-  s.normOffset = s.factorOffset + (Traits::kGdn ? roundUp(records * 4, 16) : 0);
-  s.betaOffset = s.normOffset + (Traits::kGdn ? 32 : 0);
-  s.gramOffset = s.betaOffset + (Traits::kGdn ? roundUp(heads * records * 4, 16) : 0);
-  s.privateOffset = roundUp(s.gramOffset + (Traits::kGdn ? tiles * 16 * 16 * 4 : 0), 128);
+  s.betaOffset = s.weightOffset + Traits::kWarps * Traits::kWeightBytes;
+  s.privateOffset = roundUp(s.betaOffset + (Traits::kGdn ? roundUp(heads * records * 4, 16) : 0), 128);
 
   s.stages = stages;
   s.valueOffset = Traits::kStateBytes + Traits::kScaleBytes;
   s.stageBytes = roundUp(s.valueOffset + window * Traits::kValuePitch, 128);
 
-  s.slabScaleOffset = 16 * Traits::Recurrence::kRowBytes;
+  s.slabScaleOffset = 16 * Traits::kStateDim * 4;  // behind the slab, as float32 or before that its codes
   s.slabValueOffset = s.slabScaleOffset + 16 * Traits::Recurrence::kScaleBytes;
-  s.slabValueBytes = records * Traits::kSlabValuePitch;
-  s.codeOffset = s.slabValueOffset + 2 * s.slabValueBytes;
-  s.codeScaleOffset = s.codeOffset + (Traits::kShared ? 0 : 16 * Traits::Read::kRowBytes);
-  const int slab = s.codeScaleOffset + (Traits::kShared ? 0 : 16 * Traits::Read::kScaleBytes);
+  const int slab = s.slabValueOffset + records * Traits::kSlabValuePitch;
 
   s.privateBytes = roundUp(slab > stages * s.stageBytes ? slab : stages * s.stageBytes, 128);
   s.totalBytes = s.privateOffset + Traits::kWarps * s.privateBytes;
