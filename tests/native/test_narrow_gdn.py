@@ -32,7 +32,10 @@ def test_plain_steps_match_the_reference_at_every_fill(
     twin.check_neighbours()
 
 
-@pytest.mark.parametrize(("heads", "groups", "part", "stages"), [(8, 4, 4, 1), (8, 4, 8, 1), (16, 4, 8, 2), (24, 2, 8, 1)])
+PARTS = [(8, 4, 4, 1), (8, 4, 8, 1), (16, 4, 8, 2), (24, 2, 8, 1)]
+
+
+@pytest.mark.parametrize(("heads", "groups", "part", "stages"), PARTS)
 @pytest.mark.parametrize(("recurrence", "read"), CASES)
 def test_a_part_of_several_groups_or_of_a_piece_of_one_matches_the_reference(
     library: _abi.Library,
