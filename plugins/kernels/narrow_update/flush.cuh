@@ -1,7 +1,7 @@
 // Flushing steps: the CTA takes its part's heads one after the other, a warp a slab. A slab goes from the
-// high-precision checkpoint through shared memory into registers, is folded, read out, and parked where it came from, as
-// float32. From there it is written to both copies, a piece at a time: the recurrence with stochastic rounding, the read
-// copy to nearest. For NVFP4 the warps first exchange the head's largest magnitude.
+// high-precision checkpoint through shared memory into registers, is folded, read out, and parked where it came from,
+// as float32. From there it is written to both copies, a piece at a time: the recurrence with stochastic rounding, the
+// read copy to nearest. For NVFP4 the warps first exchange the head's largest magnitude.
 #pragma once
 
 #include "fold.cuh"
@@ -94,8 +94,8 @@ struct HeadFlush {
     return largest;
   }
 
-  // Both copies, from the same float32 numbers. A loop whose body names one piece: encoding a slab in one go is longer than
-  // the instruction caches.
+  // Both copies, from the same float32 numbers. A loop whose body names one piece: encoding a slab in one go is longer
+  // than the instruction caches.
   __device__ void store(const ParkedSlab& s, const Item& item, const StateRandom& random, int lane) const {
     float headScale = 1.0f;
     if constexpr (Traits::kWholeHead) {

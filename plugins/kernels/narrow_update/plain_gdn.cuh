@@ -42,8 +42,8 @@ __device__ __forceinline__ void loadGroups(const Part<Traits>& part) {
 
 // What a group's key and query are to everybody, by one warp. norms[0] = 1 / |k|, norms[1] = 1 / (|q| sqrt(N)),
 // norms[2]: their product with both factors. Appends the key's factor. fragments: both as right operands of the read
-// copy's columns, scaled by a power of two as QueryFragments says; lane 16 v + 4 c + i of here holds steps 2i, 2i + 1 of
-// lane c there.
+// copy's columns, scaled by a power of two as QueryFragments says; lane 16 v + 4 c + i of here holds steps 2i, 2i + 1
+// of lane c there.
 template <class Traits>
 __device__ __forceinline__ void makeVectors(const Part<Traits>& part) {
   using A = Activation<typename Traits::Act>;

@@ -1,5 +1,5 @@
-// Steps of plain decoding that do not flush, for the gated delta rule: a warp takes whole heads, or a share of one where
-// a part has fewer heads than warps, in chunks of 32 state rows through private stages. What a head needs besides its
+// Steps of plain decoding that do not flush, for the gated delta rule: a warp takes whole heads, or a share of one
+// where a part has fewer heads than warps, in chunks of 32 state rows through private stages. What a head needs besides its
 // rows is made once, and kept in registers.
 #pragma once
 
@@ -116,7 +116,8 @@ struct PlainGdnStream {
     const int lane = part.lane;
     const char* scales = at + Traits::kStateBytes;
     const int record = min(lane % 8 + lane / 16 * 8, part.pending - 1);
-    const uint32_t values = sharedAddress(at + part.layout.valueOffset) + record * Traits::kValuePitch + lane / 8 % 2 * 16;
+    const uint32_t values =
+        sharedAddress(at + part.layout.valueOffset) + record * Traits::kValuePitch + lane / 8 % 2 * 16;
 #pragma unroll
     for (int m = 0; m < 2; ++m) {
       StateFragments a;

@@ -57,8 +57,8 @@ struct NarrowTraits {
   static constexpr int kStateBytes = 16 * kItemSlabs * Read::kRowBytes;  // of an item
   static constexpr int kScaleBytes = 16 * kItemSlabs * Read::kScaleBytes;
 
-  // Plain decoding in windows of up to 16 records has kernels of its own (plain.cuh, which keeps a head's 16 weights and
-  // its factors in shared memory; plain_gdn.cuh, where a part may be of several groups).
+  // Plain decoding in windows of up to 16 records has kernels of its own (plain.cuh, which keeps a head's 16 weights
+  // and its factors in shared memory; plain_gdn.cuh, where a part may be of several groups).
   static constexpr bool kOneToken = kMaxTokens == 1;
   static constexpr bool kPlain = !kGdn && kOneToken;
   static constexpr bool kPlainGdn = kGdn && kOneToken;
