@@ -46,14 +46,20 @@ __global__ void __launch_bounds__(32 * kDirectWarps<Traits>, kDirectThreads<Trai
   if (consumes) loadState<Traits>(state, sharedAddress(stage), thread);
   if (!p.settled) loader.queries(info, row, group, sharedAddress(keys));
   fetchCursors(p, info);
-  if (p.settled || p.rows <= kPrefetchRows) loader.prefetchRing(info, head, group, part);
+  if (!p.settled && p.rows <= kPrefetchRows) loader.prefetchRing(info, head, group, part);
+  const auto load = [&](int first, int last) {
+    loader.keys(info, row, group, first, last, sharedAddress(keys));
+    loader.template values<Traits::kRows>(info, row, head, first, last, part * Traits::kRows, sharedAddress(slot));
+    loader.numbers(info, row, head, first, last, sharedAddress(slot));
+  };
+  loader.factors(info, group, sharedAddress(keys));
   if (p.settled) {
+    load(0, info.pending);
     waitForPredecessor();
     loader.queries(info, row, group, sharedAddress(keys));
   }
-  loader.keys(info, row, group, 0, sharedAddress(keys));
-  loader.template values<Traits::kRows>(info, row, head, 0, part * Traits::kRows, sharedAddress(slot));
-  loader.numbers(info, row, head, sharedAddress(slot));
+  load(p.settled ? info.pending : 0, info.pending + info.tokens);
+  loader.rates(info, row, head, sharedAddress(slot));
   loadsDrain();
   __syncthreads();
   const ItemHeader item = ItemHeader::make(0, row, info.slot, head, part, info.origin, info.pending, info.tokens);

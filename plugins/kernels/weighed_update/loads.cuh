@@ -45,11 +45,11 @@ struct RecordLoader : LoaderBase<Traits> {
     prefetchRows(ringFactors(info, group), 0, p.ringRows * 4, 1);
   }
 
-  // Records first .. total - 1 of the ring and of this step: pieces of 16 bytes, neighbouring threads side by side.
+  // Records first .. last - 1 of the ring and of this step: pieces of 16 bytes, neighbouring threads side by side.
   template <int kPieces, class Source>
-  __device__ void rows(int first, int total, uint32_t target, int pitch, const Source& source) const {
+  __device__ void rows(int first, int last, uint32_t target, int pitch, const Source& source) const {
 #pragma unroll 2
-    for (int i = thread; i < (total - first) * kPieces; i += threads) {
+    for (int i = thread; i < (last - first) * kPieces; i += threads) {
       int j = first + i / kPieces, piece = i % kPieces;
       pieceLoad(target + j * pitch + piece * 16, source(j) + piece * 8);
     }
@@ -69,14 +69,18 @@ struct RecordLoader : LoaderBase<Traits> {
     if (wrapped > 0) bulkLoad(target + straight * rowBytes, bytes, wrapped * rowBytes, barrier);
   }
 
-  // Keys from record `first` on, and the factors of the committed ones.
-  __device__ void keys(const RowInfo& info, int row, int group, int first, uint32_t target) const {
+  // Keys of records first .. last - 1.
+  __device__ void keys(const RowInfo& info, int row, int group, int first, int last, uint32_t target) const {
     const Act* ring = this->ringKeys(info, group);
     const Act* keys = static_cast<const Act*>(p.k.data) + row * p.k.rowStride + group * p.k.headStride;
-    rows<Traits::kStateDim / 8>(first, info.pending + info.tokens, target, Traits::kKeyPitch, [&](int j) {
+    rows<Traits::kStateDim / 8>(first, last, target, Traits::kKeyPitch, [&](int j) {
       return j < info.pending ? ring + this->ringRow(info, j) * Traits::kStateDim
                               : keys + (j - info.pending) * p.k.tokenStride;
     });
+  }
+
+  // Factors of the committed keys.
+  __device__ void factors(const RowInfo& info, int group, uint32_t target) const {
     const float* factors = ringFactors(info, group);
 #pragma unroll 1
     for (int j = thread; j < info.pending; j += threads) {
@@ -91,27 +95,32 @@ struct RecordLoader : LoaderBase<Traits> {
                                 [&](int token) { return queries + token * p.q.tokenStride; });
   }
 
-  // Values from record `first` on: kRows elements of each, from `column` on.
+  // Values of records first .. last - 1: kRows elements of each, from `column` on.
   template <int kRows>
-  __device__ void values(const RowInfo& info, int row, int head, int first, int column, uint32_t target) const {
+  __device__ void values(const RowInfo& info, int row, int head, int first, int last, int column,
+                         uint32_t target) const {
     const Act* ring = this->ringValues(info, head) + column;
     const Act* values =
         static_cast<const Act*>(p.value.data) + row * p.value.rowStride + head * p.value.headStride + column;
-    rows<kRows / 8>(first, info.pending + info.tokens, target + column * 2, Traits::kValuePitch, [&](int j) {
+    rows<kRows / 8>(first, last, target + column * 2, Traits::kValuePitch, [&](int j) {
       return j < info.pending ? ring + this->ringRow(info, j) * Traits::kHeadDim
                               : values + (j - info.pending) * p.value.tokenStride;
     });
   }
 
-  // Log-decays of all records and beta of this step's tokens.
-  __device__ void numbers(const RowInfo& info, int row, int head, uint32_t target) const {
+  // Log-decays of records first .. last - 1.
+  __device__ void numbers(const RowInfo& info, int row, int head, int first, int last, uint32_t target) const {
     const float* decays = this->ringDt(info, head);
     const float* dt = static_cast<const float*>(p.dt.data) + row * p.dt.rowStride + head * p.dt.headStride;
 #pragma unroll 1
-    for (int j = thread; j < info.pending + info.tokens; j += threads) {
+    for (int j = first + thread; j < last; j += threads) {
       int token = j - info.pending;
       wordLoad(target + layout.dtOffset + j * 4, token < 0 ? decays + this->ringRow(info, j) : dt + token * p.dt.tokenStride);
     }
+  }
+
+  // Beta of this step's tokens.
+  __device__ void rates(const RowInfo& info, int row, int head, uint32_t target) const {
     const float* beta = static_cast<const float*>(p.beta.data) + row * p.beta.rowStride + head * p.beta.headStride;
     if (thread < info.tokens) wordLoad(target + layout.scalarOffset + thread * 4, beta + thread * p.beta.tokenStride);
   }

@@ -36,17 +36,20 @@ struct Recorder {
     const uint32_t target = sharedBase + layout.keyPlace(keysAt.index), full = barriers.keysFull(keysAt.index);
     barrierWait(barriers.keysEmpty(keysAt.index), keysAt.parity ^ 1);
     if (lane == 0) loader().bulkRows(info, loader().ringKeys(info, group), Traits::kKeyPitch, target, full);
-    loader().keys(info, head.row, group, info.pending, target);
+    loader().factors(info, group, target);
+    loader().keys(info, head.row, group, info.pending, info.pending + info.tokens, target);
     loader().queries(info, head.row, group, target);
     loadsArrive(full);
   }
 
   __device__ void loadRecords(const ItemHeader& head) {
     const RowInfo info = rowInfo(head);
+    const int records = info.pending + info.tokens;
     const uint32_t target = sharedBase + layout.slotStart + slotAt.index * layout.slotBytes, landed = barriers.landed(slotAt.index);
     if (lane == 0) loader().bulkRows(info, loader().ringValues(info, head.head()), Traits::kValuePitch, target, landed);
-    loader().template values<Traits::kHeadDim>(info, head.row, head.head(), info.pending, 0, target);
-    loader().numbers(info, head.row, head.head(), target);
+    loader().template values<Traits::kHeadDim>(info, head.row, head.head(), info.pending, records, 0, target);
+    loader().numbers(info, head.row, head.head(), 0, records, target);
+    loader().rates(info, head.row, head.head(), target);
     loadsArrive(landed);
   }
 
