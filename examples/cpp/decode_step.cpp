@@ -1,8 +1,8 @@
 // Loads the engine of a bundle with the plugin library and times decode steps through TensorRT's C++ runtime.
 //
-//   decode_step BUNDLE/rank0.engine libtrtllm_replayssm_plugins.so libnvinfer.so.11 [steps]
+//   decode_step BUNDLE libtrtllm_replayssm_plugins.so libnvinfer.so.11 [steps]
 //
-// Needs a GPU and the TensorRT the engine was built with. Everything it has to know about the engine it reads from the
+// BUNDLE: a bundle of one GPU, or an engine file of it. Needs a GPU and the TensorRT the engine was built with. Everything it has to know about the engine it reads from the
 // engine: sizes from the generation profile (index 1), and state tensors by their outputs named NAME.out, which are
 // bound to the address of NAME. Compile with build.sh.
 #include <cuda_runtime_api.h>
@@ -12,6 +12,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <map>
 #include <memory>
@@ -24,6 +25,7 @@ namespace {
 
 constexpr int32_t kGenerationProfile = 1;
 constexpr const char* kAliasSuffix = ".out";
+constexpr const char* kEngine = "rank0.engine";
 
 class Logger final : public nvinfer1::ILogger {
   void log(Severity severity, const char* message) noexcept override {
@@ -40,16 +42,15 @@ void check(cudaError_t code, const char* what) {
   if (code != cudaSuccess) fail(std::string(what) + ": " + cudaGetErrorString(code));
 }
 
-int64_t bitsOf(nvinfer1::DataType type) {
+// Of an engine's inputs and outputs: none of ours is narrower than a byte.
+int64_t bytesOf(nvinfer1::DataType type) {
   switch (type) {
-    case nvinfer1::DataType::kINT64: return 64;
+    case nvinfer1::DataType::kINT64: return 8;
     case nvinfer1::DataType::kFLOAT:
-    case nvinfer1::DataType::kINT32: return 32;
+    case nvinfer1::DataType::kINT32: return 4;
     case nvinfer1::DataType::kHALF:
-    case nvinfer1::DataType::kBF16: return 16;
-    case nvinfer1::DataType::kINT4:
-    case nvinfer1::DataType::kFP4: return 4;
-    default: return 8;
+    case nvinfer1::DataType::kBF16: return 2;
+    default: return 1;
   }
 }
 
@@ -59,9 +60,10 @@ int64_t elements(const nvinfer1::Dims& dims) {
   return count;
 }
 
-std::vector<char> readFile(const char* path) {
+std::vector<char> readEngine(std::filesystem::path path) {
+  if (std::filesystem::is_directory(path)) path /= kEngine;
   std::ifstream file(path, std::ios::binary | std::ios::ate);
-  if (!file) fail(std::string("cannot open ") + path);
+  if (!file) fail("cannot open " + path.string());
   std::vector<char> bytes(static_cast<size_t>(file.tellg()));
   file.seekg(0);
   file.read(bytes.data(), static_cast<std::streamsize>(bytes.size()));
@@ -80,7 +82,7 @@ void fillRows(const std::string& name, void* device, int64_t count) {
 std::map<std::string, void*> bind(nvinfer1::ICudaEngine& engine, nvinfer1::IExecutionContext& context) {
   std::map<std::string, void*> memory;
   auto allocate = [&](const std::string& name, const nvinfer1::Dims& dims) {
-    int64_t bytes = (elements(dims) * bitsOf(engine.getTensorDataType(name.c_str())) + 7) / 8;
+    int64_t bytes = elements(dims) * bytesOf(engine.getTensorDataType(name.c_str()));
     void* data = nullptr;
     check(cudaMalloc(&data, static_cast<size_t>(std::max<int64_t>(bytes, 256))), name.c_str());
     check(cudaMemset(data, 0, static_cast<size_t>(bytes)), name.c_str());
@@ -113,9 +115,10 @@ std::map<std::string, void*> bind(nvinfer1::ICudaEngine& engine, nvinfer1::IExec
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc < 4) fail("usage: decode_step ENGINE PLUGIN_LIBRARY LIBNVINFER [steps]");
+  if (argc < 4) fail("usage: decode_step BUNDLE PLUGIN_LIBRARY LIBNVINFER [steps]");
   int steps = argc > 4 ? std::atoi(argv[4]) : 100;
   if (steps < 1) fail("expected a number of steps of at least 1");
+  std::vector<char> bytes = readEngine(argv[1]);
   void* library = dlopen(argv[3], RTLD_NOW | RTLD_GLOBAL);
   if (library == nullptr) fail(dlerror());
   auto create = reinterpret_cast<void* (*)(void*, int32_t)>(dlsym(library, "createInferRuntime_INTERNAL"));
@@ -133,7 +136,6 @@ int main(int argc, char** argv) {
   if (runtime == nullptr) fail("TensorRT refuses to start (its version and the headers' must agree)");
   if (runtime->getPluginRegistry().loadLibrary(argv[2]) == nullptr) fail(std::string("cannot load ") + argv[2]);
 
-  std::vector<char> bytes = readFile(argv[1]);
   std::unique_ptr<nvinfer1::ICudaEngine> engine(runtime->deserializeCudaEngine(bytes.data(), bytes.size()));
   if (engine == nullptr) fail("the engine does not load here: build it for this TensorRT version and GPU");
   std::unique_ptr<nvinfer1::IExecutionContext> context(engine->createExecutionContext());

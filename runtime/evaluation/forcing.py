@@ -99,6 +99,7 @@ class ForcedDecoding:
         spare_slots, spare_tokens: room for copies of the streams' slots, and for tokens behind the streams' own.
         """
         self._model = model
+        self._replay = replay
         self._conventional = conventional
         self.streams = streams
         longest = max(len(s.ids) for s in streams) + spare_tokens
@@ -112,17 +113,31 @@ class ForcedDecoding:
             loaded = [self.session.load_snapshot(saved.position, row, prompt_done=True) for row in saved.rows]
             self.slots = [self.session.restore(snapshot) for snapshot in loaded]
             self.position = saved.position
-            self._records = self.session.cursors(self.slots[0]).h
+            self.records = self.session.cursors(self.slots[0]).h
         else:
             self.slots = [self.session.allocate(s.seed) for s in streams]
             chunks = [PrefillChunk(x, s.ids[:prompt], True) for x, s in zip(self.slots, streams, strict=True)]
             self.session.prefill(chunks)
             self.position = prompt
-            self._records = 0
-        rounding = RoundingPass(self.session.pools, replay, self.slots) if rounding_pass else None
+            self.records = 0
+        self._rounds = rounding_pass
+        rounding = self.rounding_of(self.slots)
         if rounding is not None and saved is None:
             rounding.apply(torch.full((len(streams),), prompt, device=model.device))
         self.steps = ForcedSteps(self.session, self.slots, [s.ids for s in streams], rounding)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the session runs."""
+        return self._model.device
+
+    def rounding_of(self, slots: Sequence[int]) -> RoundingPass | None:
+        """What rounds the checkpoints of some slots of the session after each write, where this run rounds them."""
+        return RoundingPass(self.session.pools, self._replay, slots) if self._rounds else None
+
+    def flushes_next(self, records: int) -> bool:
+        """Whether a step of one token writes the checkpoints, with so many committed records in the window."""
+        return not self._conventional and records + 1 > self.session.replay.window
 
     def save(self, path: Path) -> None:
         """Write what `saved` takes."""
@@ -134,11 +149,11 @@ class ForcedDecoding:
         They are on the device and valid until the next step.
         """
         replay = self.session.replay
-        flush = not self._conventional and self._records + 1 > replay.window
-        room = most if self._conventional else replay.window - self._records
+        flush = self.flushes_next(self.records)
+        room = most if self._conventional else replay.window - self.records
         tokens = 1 if flush else min(most, room, replay.max_step_tokens)
         logits = self.steps.run(tokens, flushes=flush)
-        self._records = tokens if flush else self._records + tokens
+        self.records = tokens if flush else self.records + tokens
         self.position += tokens
         return logits
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
 from trtllm_replayssm.runtime.evaluation.configurations import Configuration
 from trtllm_replayssm.runtime.evaluation.forcing import ForcedDecoding, Model
@@ -60,10 +61,8 @@ def _answers(
     lengths: Sequence[int], prompt: int, progress: Callable[[str, int, int], None],
 ) -> Answers:  # fmt: skip
     longest = max(len(ids) for _, ids, _ in encoded)
-    # examples go on in slots of their own, which a rounding pass would not reach
     run = ForcedDecoding(
-        model, configuration.replay, streams, prompt, spare_slots=len(encoded), spare_tokens=longest,
-        rounding_pass=False,
+        model, configuration.replay, streams, prompt, spare_slots=len(encoded), spare_tokens=longest
     )  # fmt: skip
     found: Answers = {}
     for length in lengths:
@@ -80,11 +79,16 @@ def _continue(run: ForcedDecoding, encoded: list[tuple[str, list[int], int]]) ->
     session = run.session
     seeds = [s.seed for s in run.streams]
     slots = [session.fork(run.slots[i % len(run.slots)], seeds[i % len(seeds)]) for i in range(len(encoded))]
+    rounding, records = run.rounding_of(slots), run.records
     right: list[list[bool]] = [[] for _ in encoded]
     for place in range(max(len(ids) for _, ids, _ in encoded) - 1):
         live = [i for i, (_, ids, _) in enumerate(encoded) if place < len(ids) - 1]
         logits = session.decode([DecodeRow(slots[i], [encoded[i][1][place]]) for i in live])
         session.commit([1] * len(live))
+        flush = run.flushes_next(records)
+        if flush and rounding is not None:  # of examples that have ended too, which nobody reads again
+            rounding.apply(torch.full((len(slots),), run.position + place, device=run.device))
+        records = 1 if flush else records + 1
         for i, row in zip(live, logits, strict=True):
             if place + 1 >= encoded[i][2]:
                 right[i].append(int(row[0].argmax()) == encoded[i][1][place + 1])

@@ -88,6 +88,7 @@ class TensorRtSession(TorchSession):
         parallel = require_rank(manifest, ranks)
         require_same("TensorRtSession", pools.geometry, shard_geometry(manifest.geometry, parallel))
         require_same("TensorRtSession", pools.replay, manifest.replay)
+        require_same("TensorRtSession", pools.pool, manifest.pool(pools.pool.slots))
         activation = torch_dtype(ActivationDtype(manifest.build.activation))
         # native operations ask for vectors and experts only, which a bundle serves as a checkpoint does
         bundle = BundleWeights(directory, pools.geometry, parallel)

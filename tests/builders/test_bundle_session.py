@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -92,13 +93,23 @@ def test_what_does_not_fit_is_refused_before_anything_runs(
     assert not library.executed
 
 
-def test_pools_of_other_settings_are_refused(bundle: tuple[str, Path], library: FakeTensorRt) -> None:
+@pytest.mark.parametrize(
+    ("part", "change", "said"),
+    [
+        ("replay", {"window": 9}, "window: expected 8, got 9"),
+        ("build", {"activation": "float16"}, "activation: expected float32, got float16"),
+        ("build", {"max_seq_len": 161}, "max_seq_len: expected 160, got 161"),
+    ],
+)
+def test_pools_of_other_settings_are_refused(
+    part: str, change: dict[str, Any], said: str, bundle: tuple[str, Path], library: FakeTensorRt
+) -> None:
     path = bundle[1]
     manifest = read_manifest(path)
-    other = replace(manifest, replay=replace(manifest.replay, window=manifest.replay.window + 1))
+    settings: Any = {part: replace(getattr(manifest, part), **change)}
     engines = TensorRtEngines(path, manifest, torch.device("cpu"), KernelCache())
-    with pytest.raises(EngineMismatchError, match=r"window: expected 8, got 9"):
-        TensorRtSession(manifest, path, engines, pools_of(other, None, "cpu"))
+    with pytest.raises(EngineMismatchError, match=said):
+        TensorRtSession(manifest, path, engines, pools_of(replace(manifest, **settings), None, "cpu"))
 
 
 def test_an_altered_bundle_is_refused(bundle: tuple[str, Path], library: FakeTensorRt) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +11,10 @@ import pytest
 from tests.evaluation.small import PROMPT, random_streams, silent, small_model
 from tests.session.sessions import CHECKPOINTS
 from trtllm_replayssm.config import PoolConfig
+from trtllm_replayssm.dtypes import StateFormat
+from trtllm_replayssm.runtime.evaluation import forcing, tasks
 from trtllm_replayssm.runtime.evaluation.configurations import parse_configuration
+from trtllm_replayssm.runtime.evaluation.forcing import ForcedDecoding
 from trtllm_replayssm.runtime.evaluation.task_texts import brackets, copying, make_tasks, recall
 from trtllm_replayssm.runtime.evaluation.tasks import run_task_grid
 from trtllm_replayssm.runtime.session.base import DecodeRow, PrefillChunk
@@ -76,6 +80,43 @@ def test_accuracy_is_that_of_a_session_which_decodes_text_and_task_in_one_go(nam
             (row,) = [r for r in rows if r["task"] == task.name and r["length"] == length]
             assert row["tokens"] == len(task.answer) == len(right)
             assert row["accuracy"] == pytest.approx(float(np.mean(right)), abs=1e-4)
+
+
+@pytest.mark.parametrize("name", ["shared-nvfp4-sr-L4", "shared-nvfp4-rtn-L3"])
+def test_examples_behind_rounded_checkpoints_go_on_as_from_the_pools(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Mamba-2: all logits of the examples, bit for bit, over several flushes of theirs."""
+    heard: list[np.ndarray] = []
+
+    class Listening(ForcedDecoding):
+        def __init__(self, *arguments: Any, **more: Any) -> None:
+            super().__init__(*arguments, **more)
+            decode = self.session.decode
+
+            def listen(rows: Sequence[DecodeRow]) -> list[np.ndarray]:
+                found = decode(rows)
+                heard.extend(np.array(each) for each in found)
+                return found
+
+            monkeypatch.setattr(self.session, "decode", listen)
+
+    monkeypatch.setattr(tasks, "ForcedDecoding", Listening)
+    model = small_model("nemotron-dense")
+    streams = random_streams(model, 2, PROMPT + 6)
+
+    def logits() -> list[np.ndarray]:
+        heard.clear()
+        run_task_grid(
+            model, Letters(), streams, [parse_configuration(name, 3)], [5], silent, prompt=PROMPT, examples=1
+        )  # fmt: skip
+        return heard[len(heard) // 2 :]  # behind those of the float32 run
+
+    pools = logits()
+    monkeypatch.setattr(forcing, "needs_rounding_pass", lambda model, replay: replay.recurrence is StateFormat.NVFP4)
+    passed = logits()
+    assert len(pools) == len(passed) > 3 * 20
+    assert all(np.array_equal(a, b) for a, b in zip(pools, passed, strict=True))
 
 
 def test_float32_is_paired_with_itself() -> None:

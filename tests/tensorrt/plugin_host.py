@@ -73,6 +73,20 @@ def build(folder: Path, version: Headers) -> Path:
     return binary
 
 
+def build_example(folder: Path, version: Headers) -> Path:
+    """Compile the example that times decode steps against one version of the headers."""
+    binary = folder / "decode_step"
+    environment = {**os.environ, "TENSORRT_INCLUDE_DIR": str(version.folder), "CUDA_HOME": str(CUDA)}
+    subprocess.run(["bash", str(ROOT / "examples" / "cpp" / "build.sh"), str(binary)], env=environment, check=True)
+    return binary
+
+
+def loaded(stem: str) -> Path:
+    """The shared library of that name which this process has loaded."""
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    return next(Path(line.split()[-1]) for line in maps if Path(line.split()[-1]).name.startswith(f"{stem}.so"))
+
+
 def run(binary: Path, *arguments: str) -> str:
     """Run the host over the plugin library; what it printed. Fails with its output when a check failed."""
     command = [*os.environ.get("REPLAYSSM_SANITIZER", "").split(), str(binary), str(LIBRARY), *arguments]

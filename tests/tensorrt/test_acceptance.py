@@ -4,7 +4,8 @@
 
 builds every tiny checkpoint for the GPU present, loads the bundle as a user does, and compares logits and 64 greedy
 tokens with the torch session in the same activation type; speculative text with plain text; a second process with this
-one. Elsewhere it is skipped with one line. Set REPLAYSSM_PLUGIN_LIBRARY for the flavour `tensorrt`.
+one; and the C++ example loads it and runs steps. Elsewhere it is skipped with one line. Set REPLAYSSM_PLUGIN_LIBRARY
+for the flavour `tensorrt`, and for its C++ part REPLAYSSM_TENSORRT_INCLUDE_DIRS.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import pytest
 import torch
 
 from tests.paths import require_model
+from tests.tensorrt import plugin_host
 from tests.tolerance import FACTOR
 from trtllm_replayssm.builders.build import build
 from trtllm_replayssm.builders.flavour import CURRENT, FlavourName
@@ -29,6 +31,7 @@ from trtllm_replayssm.builders.options import BuildOptions
 from trtllm_replayssm.builders.sources import checkpoint_source
 from trtllm_replayssm.config import PoolConfig, ReplayConfig
 from trtllm_replayssm.dtypes import ActivationDtype
+from trtllm_replayssm.manifest import read_manifest
 from trtllm_replayssm.runtime.session.base import DecodeRow, Logits, PrefillChunk
 from trtllm_replayssm.runtime.session.tensorrt_session import TensorRtSession
 from trtllm_replayssm.runtime.session.torch_session import TorchSession
@@ -160,3 +163,20 @@ def test_a_fresh_process_writes_the_same_text(bundle: tuple[str, Path]) -> None:
     command = [sys.executable, "-c", code, str(bundle[1])]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     assert json.loads(done.stdout.splitlines()[-1]) == greedy(open_bundle(bundle[1]))
+
+
+def test_a_cpp_program_loads_the_bundle_and_runs_steps(bundle: tuple[str, Path], tmp_path: Path) -> None:
+    build_of = read_manifest(bundle[1]).build
+    if build_of.flavour != FlavourName.TENSORRT.value:
+        pytest.skip("a bundle of tensorrt_rtx is run by the session, segment by segment")
+    if (reason := plugin_host.unavailable()) is not None:
+        pytest.skip(reason)
+    major = int(build_of.tensorrt_version.split(".")[0])
+    fitting = [version for version in plugin_host.headers() if version.major == major]
+    if not fitting:
+        pytest.skip(f"REPLAYSSM_TENSORRT_INCLUDE_DIRS names no headers of TensorRT {major}")
+    binary = plugin_host.build_example(tmp_path, fitting[0])
+    command = [binary, bundle[1], plugin_host.LIBRARY, plugin_host.loaded("libnvinfer"), "8"]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("8 steps: median ")

@@ -7,7 +7,6 @@ an empty batch and of a tensor that is not bound in place.
 
 from __future__ import annotations
 
-import os
 import subprocess
 from pathlib import Path
 
@@ -51,10 +50,13 @@ def test_the_library_needs_no_tensorrt_library() -> None:
 
 
 def test_the_decode_example_compiles_and_tells_what_it_lacks(version: plugin_host.Headers, tmp_path: Path) -> None:
-    binary = tmp_path / "decode_step"
-    environment = {**os.environ, "TENSORRT_INCLUDE_DIR": str(version.folder), "CUDA_HOME": str(plugin_host.CUDA)}
-    script = plugin_host.ROOT / "examples" / "cpp" / "build.sh"
-    subprocess.run(["bash", str(script), str(binary)], env=environment, check=True)
-    done = subprocess.run([str(binary), "engine", "plugins", "libno_such.so"], capture_output=True, text=True)
-    assert done.returncode == 1
-    assert "libno_such.so" in done.stderr
+    binary = plugin_host.build_example(tmp_path, version)
+
+    def told() -> str:
+        done = subprocess.run([binary, str(tmp_path), "plugins", "libno_such.so"], capture_output=True, text=True)
+        assert done.returncode == 1
+        return done.stderr
+
+    assert f"cannot open {tmp_path}/rank0.engine" in told()
+    (tmp_path / "rank0.engine").write_bytes(b"no engine")
+    assert "libno_such.so" in told()
