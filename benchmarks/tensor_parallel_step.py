@@ -2,8 +2,9 @@
 
     torchrun --nproc-per-node 1 benchmarks/tensor_parallel_step.py qwen3.5-4b --json one.jsonl
     torchrun --nproc-per-node 2 benchmarks/tensor_parallel_step.py qwen3.5-4b --json two.jsonl
+    torchrun --nproc-per-node 2 benchmarks/tensor_parallel_step.py qwen3.5-4b --nccl --json two_nccl.jsonl
 
-One JSON line a batch size: microseconds a step (median and quartiles), GPUs, machine.
+One JSON line a batch size: microseconds a step (median and quartiles), GPUs, what adds up over them, machine.
 """
 
 from __future__ import annotations
@@ -26,19 +27,28 @@ from trtllm_replayssm.runtime.session.ranks import ProcessRanks
 from trtllm_replayssm.weights.tensor_parallel import TensorParallel
 
 
+class NcclRanks(ProcessRanks):
+    """Ranks that add up through NCCL alone."""
+
+    def inboxes(self, rows: int, channels: int, dtype: torch.dtype, device: torch.device) -> None:
+        """See `Ranks.inboxes`: none."""
+
+
 def main() -> None:
     """Time the batch sizes asked for and print a line for each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("preset")
     parser.add_argument("--batch", default="1,256", help="batch sizes")
     parser.add_argument("--context", type=int, default=512)
+    parser.add_argument("--nccl", action="store_true", help="add up over ranks through NCCL, not by the kernel")
     parser.add_argument("--json", help="file for the JSON lines")
     arguments = parser.parse_args()
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
     torch.cuda.set_device(device)
     distributed.init_process_group("nccl", device_id=device)
-    ranks = None if size == 1 else ProcessRanks(TensorParallel(size, rank))
+    ranks = None if size == 1 else (NcclRanks if arguments.nccl else ProcessRanks)(TensorParallel(size, rank))
+    sums = None if size == 1 else "nccl" if arguments.nccl else "kernel"
     model = step_model(arguments.preset, None, ActivationDtype.BFLOAT16, device, ranks=ranks)
     schedule = Schedule(warm_up=32, block=16, rounds=5)
     lines = []
@@ -57,8 +67,9 @@ def main() -> None:
             loop.run()
         time = time_steps(loop.run, block=schedule.block, rounds=schedule.rounds)
         lines.append(
-            {"what": "tensor parallel step", "model": arguments.preset, "gpus": size, "B": batch,
-             "us": round(time.median, 1), "us_quartiles": [round(time.low, 1), round(time.high, 1)], **describe(device)}
+            {"what": "tensor parallel step", "model": arguments.preset, "gpus": size, "sums": sums,
+             "B": batch, "us": round(time.median, 1), "us_quartiles": [round(time.low, 1), round(time.high, 1)],
+             **describe(device)}
         )  # fmt: skip
         if rank == 0:
             print(json.dumps(lines[-1]), flush=True)

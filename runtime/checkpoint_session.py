@@ -53,8 +53,9 @@ def shared_session(
 
     own, others = start_ranks(ranks, make, backend="gloo" if device == "cpu" else "nccl", limit=rank_timeout)
     return SharedSession(
-        own, others.connections, geometry, others.hang_up, others.give_up, marks=others.marks, limit=rank_timeout
-    )
+        own, others.connections, geometry, others.hang_up, others.give_up, marks=others.marks, limit=rank_timeout,
+        check=others.own.require_sums,
+    )  # fmt: skip
 
 
 def rank_session(

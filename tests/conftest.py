@@ -61,3 +61,13 @@ def _memory_for_the_other_workers(request: pytest.FixtureRequest) -> Iterator[No
     torch: Any = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         torch.cuda.empty_cache()
+
+
+@pytest.fixture
+def unwritten_memory_is_nan() -> Iterator[None]:
+    """What torch allocates without values holds NaN."""
+    import torch
+
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)

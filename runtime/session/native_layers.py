@@ -1,7 +1,7 @@
 """Norms, activations, rotation and attention of a forward pass by the CUDA kernels, which join neighbouring operations.
 
 The vocabulary names operations one by one; a kernel does several of them in one launch:
-    add, rms_norm                         a residual sum and its norm
+    add, rms_norm                         a residual sum and its norm, with the sum over ranks before them
     silu or sigmoid, mul                  an activation and its product
     rms_norm and rope of heads, attention head norms, rotation and the write into the KV slots
 The first of a group returns a tensor that is not computed yet, and the last runs the launch.
@@ -18,15 +18,26 @@ from torch import Tensor
 
 from trtllm_replayssm.ops import native_layers
 from trtllm_replayssm.ops.native_layers import Function, HeadNorms, Rotation
+from trtllm_replayssm.ops.native_ranks import Inboxes
 from trtllm_replayssm.runtime.pools.kv_pool import KvLayer
 from trtllm_replayssm.runtime.session.decode_attention import attend_caches
 from trtllm_replayssm.runtime.session.step_context import Phase, StepContext
 
 
 @dataclass(frozen=True)
+class _Addend:
+    """Of a sum over ranks."""
+
+    x: Tensor
+
+
+@dataclass(frozen=True)
 class _Sum:
+    """a + b; over_ranks: of every rank's a."""
+
     a: Tensor
     b: Tensor
+    over_ranks: bool = False
 
 
 @dataclass(frozen=True)
@@ -46,14 +57,16 @@ class _Heads:
     rotation: Rotation | None = None
 
 
-_Waiting = TypeVar("_Waiting", _Sum, _Activation, _Heads)
+_Waiting = TypeVar("_Waiting", _Addend, _Sum, _Activation, _Heads)
 
 
 class NativeLayers:
     """The operations of one forward pass; tensors are [B, T, ...] on CUDA, bfloat16 or float16."""
 
-    def __init__(self, context: StepContext) -> None:
+    def __init__(self, context: StepContext, inboxes: Inboxes | None = None) -> None:
+        """inboxes: of several ranks, for rows of the model's hidden size."""
         self._ctx = context
+        self._inboxes = inboxes
         self._waiting: dict[int, tuple[Tensor, object]] = {}
 
     @staticmethod
@@ -62,8 +75,18 @@ class NativeLayers:
         whole = head_size % native_layers.HEAD_PIECE == 0 and rotary_dim % native_layers.ROTATION_PIECE == 0
         return whole and head_size <= native_layers.MAX_HEAD
 
+    def over_ranks(self, x: Tensor) -> Tensor | None:
+        """The sum of every rank's x, computed by the `rms_norm` of its `add`; None where no kernel serves it."""
+        if self._inboxes is None or not self._inboxes.serves(x):
+            return None
+        return self._later(x.view_as(x), _Addend(x))
+
     def add(self, a: Tensor, b: Tensor) -> Tensor:
         """a + b, computed by the `rms_norm` of it."""
+        for one, other in ((a, b), (b, a)):
+            addend = self._take(one, _Addend)
+            if addend is not None:
+                return self._later(torch.empty_like(other), _Sum(addend.x, other, over_ranks=True))
         return self._later(torch.empty_like(a), _Sum(a, b))
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, *, unit_offset: bool) -> Tensor:
@@ -72,6 +95,8 @@ class NativeLayers:
         if waiting is None:
             return native_layers.rms_norm(x, weight, eps, unit_offset=unit_offset)
         a, b = waiting.a, waiting.b
+        if waiting.over_ranks and self._inboxes is not None:
+            return self._inboxes.add_rms_norm(a, b, x, weight, eps, unit_offset=unit_offset)
         return native_layers.add_rms_norm(a, b, x, weight, eps, unit_offset=unit_offset)
 
     def activation(self, function: Function, x: Tensor) -> Tensor:
@@ -125,7 +150,7 @@ class NativeLayers:
             return native_layers.attention(rows, turned, caches).flatten(-2)
         return attend_caches(turned, kv, self._ctx.on_host)
 
-    def _later(self, result: Tensor, waiting: _Sum | _Activation | _Heads) -> Tensor:
+    def _later(self, result: Tensor, waiting: _Addend | _Sum | _Activation | _Heads) -> Tensor:
         self._waiting[id(result)] = (result, waiting)  # the result is kept: ids of dead tensors come back
         return result
 

@@ -9,13 +9,15 @@ from torch import Tensor
 
 from trtllm_replayssm.graph import ModelOutput
 from trtllm_replayssm.models import model_of
+from trtllm_replayssm.ops.dtypes import torch_dtype
+from trtllm_replayssm.ops.native_ranks import Inboxes
+from trtllm_replayssm.runtime.pools.state_pools import StatePools
 from trtllm_replayssm.runtime.session.best_tokens import best_tokens
-from trtllm_replayssm.runtime.session.ranks import Sharing
+from trtllm_replayssm.runtime.session.ranks import Ranks, Sharing
 from trtllm_replayssm.runtime.session.step_context import StepContext
 from trtllm_replayssm.runtime.session.torch_graph import TorchGraph
 from trtllm_replayssm.runtime.session.torch_state_ops import StateOps
 from trtllm_replayssm.runtime.session.torch_weights import TorchWeights
-from trtllm_replayssm.shapes import ModelGeometry
 
 
 class Network(Protocol):
@@ -53,8 +55,11 @@ class TorchNetwork:
     Where weights are a rank's, geometry and states are that rank's too.
     """
 
-    def __init__(self, geometry: ModelGeometry, weights: TorchWeights, state_ops: StateOps, *, poison: bool) -> None:
-        self._sharing = None if weights.ranks is None else Sharing.of(geometry, weights.ranks)
+    def __init__(self, pools: StatePools, weights: TorchWeights, state_ops: StateOps, *, poison: bool) -> None:
+        """state_ops: over these pools. Collective where weights are a rank's."""
+        geometry, ranks = pools.geometry, weights.ranks
+        inboxes = None if ranks is None or not state_ops.native_heads else _inboxes(ranks, pools)
+        self._sharing = None if ranks is None else Sharing.of(geometry, ranks, inboxes)
         self._geometry, self._model = geometry, model_of(geometry)
         self._weights, self._state_ops, self._poison = weights, state_ops, poison
 
@@ -82,3 +87,11 @@ class TorchNetwork:
 
     def _graph(self, ctx: StepContext) -> TorchGraph:
         return TorchGraph(self._weights, self._state_ops, ctx, poison=self._poison, sharing=self._sharing)
+
+
+def _inboxes(ranks: Ranks, pools: StatePools) -> Inboxes | None:
+    """Room for what the largest step adds up over the ranks."""
+    rows = pools.pool.slots * pools.replay.max_step_tokens
+    return ranks.inboxes(
+        rows, pools.geometry.hidden, torch_dtype(pools.pool.activation), pools.cursors.position.device
+    )

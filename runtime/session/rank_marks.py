@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import mmap
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from trtllm_replayssm.ops.native_ranks import Inboxes
 from trtllm_replayssm.runtime.session.ranks import Ranks
 
 _BYTES = 8  # of a count
@@ -58,6 +61,12 @@ class MarkedRanks:
         """See `Ranks.join`."""
         self._marks.add()
         return self._ranks.join(x)
+
+    def inboxes(self, rows: int, channels: int, dtype: torch.dtype, device: torch.device) -> Inboxes | None:
+        """See `Ranks.inboxes`."""
+        self._marks.add()
+        opened = self._ranks.inboxes(rows, channels, dtype, device)
+        return None if opened is None else replace(opened, began=self._marks.add)
 
     def communicator(self) -> Any:
         """See `Ranks.communicator`."""

@@ -52,11 +52,12 @@ class Meeting:
 @dataclass(frozen=True)
 class RankProcesses:
     """The further ranks, rank 1 first. connections: one to each. folder: where all ranks found each other. marks: of
-    all ranks, counted here for the first.
+    all ranks, counted here for the first. own: the first rank's view of them.
     """
 
     folder: Path
     marks: RankMarks
+    own: ProcessRanks
     processes: list[BaseProcess] = field(default_factory=list)
     connections: list[Connection] = field(default_factory=list)
 
@@ -76,8 +77,9 @@ class RankProcesses:
     def give_up(self) -> None:
         """End them whatever they do: one that loads weights, or waits for another, would not notice a hang-up. What
         waits for them here, in any thread, comes back: gloo sees that they are gone, and NCCL, which does not, is
-        aborted, so that this process may start ranks again.
+        aborted, so that this process may start ranks again; our own kernels are told.
         """
+        self.own.give_up()
         for process in self.processes:
             process.kill()
         for process in self.processes:
@@ -122,7 +124,8 @@ def start_ranks(
         )  # fmt: skip
     context = multiprocessing.get_context("spawn")
     folder = Path(tempfile.mkdtemp(prefix="replayssm-ranks-"))
-    processes = RankProcesses(folder, RankMarks(folder / _MARKS, size, 0))
+    own = ProcessRanks(TensorParallel(size, 0))
+    processes = RankProcesses(folder, RankMarks(folder / _MARKS, size, 0), own)
     place = Meeting(folder, backend, timedelta(seconds=START_SECONDS + limit))
     try:
         for rank in range(1, size):
@@ -138,7 +141,7 @@ def start_ranks(
             processes.connections, processes.give_up, patience=0.0, marks=processes.marks, limit=START_SECONDS
         )
         try:
-            session = _first_session(processes, watch, TensorParallel(size, 0), place, make)
+            session = _first_session(processes, watch, place, make)
         finally:
             watch.stop()
         if watch.culprit is not None:
@@ -150,13 +153,11 @@ def start_ranks(
     return session, processes
 
 
-def _first_session(
-    others: RankProcesses, watch: RankWatch, parallel: TensorParallel, place: Meeting, make: MakeSession
-) -> Session:
+def _first_session(others: RankProcesses, watch: RankWatch, place: Meeting, make: MakeSession) -> Session:
     try:
         with watch:
-            place.join(parallel)
-            return make(MarkedRanks(ProcessRanks(parallel), others.marks))
+            place.join(others.own.parallel)
+            return make(MarkedRanks(others.own, others.marks))
     except ReplaySSMError:
         raise
     except Exception:  # of a collective, say, that another rank's end broke: the cause is there
@@ -166,10 +167,14 @@ def _first_session(
         raise
 
 
-def serve(session: Session, connection: Connection, mark: Callable[[], None] = lambda: None) -> None:
+def serve(
+    session: Session, connection: Connection, mark: Callable[[], None] = lambda: None,
+    check: Callable[[], None] = lambda: None,
+) -> None:  # fmt: skip
     """Answer calls (method, arguments, keywords, wanted) with (error text or None, answer if wanted) until hung up.
 
-    Calls are those of `RankParts`. mark: that a call has come.
+    Calls are those of `RankParts`. mark: that a call has come. check: raises where what a call gave means nothing after
+    all.
     """
     parts = RankParts(session)
     while True:
@@ -182,6 +187,7 @@ def serve(session: Session, connection: Connection, mark: Callable[[], None] = l
         answer: Any = None
         try:
             answer = parts.call(method, arguments, keywords)
+            check()
         except Exception as met:
             error = f"{type(met).__name__}: {met}"
         try:
@@ -195,15 +201,16 @@ def _run(parallel: TensorParallel, place: Meeting, make: MakeSession, connection
     marks = RankMarks(place.folder / _MARKS, parallel.size, parallel.rank)
     connection.send((None, None))
     marks.add()  # as the first rank does where its watch begins
+    ranks = ProcessRanks(parallel)
     try:
         place.join(parallel)
-        session = make(MarkedRanks(ProcessRanks(parallel), marks))
+        session = make(MarkedRanks(ranks, marks))
     except Exception as met:
         with suppress(OSError):
             connection.send((f"{type(met).__name__}: {met}", None))
         raise
     connection.send((None, None))
-    serve(session, connection, marks.add)
+    serve(session, connection, marks.add, ranks.require_sums)
     session.close()
     del session  # its recorded graphs first: they hold the communicators
     gc.collect()

@@ -9,7 +9,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, distributed
 
-from trtllm_replayssm.errors import UnsupportedError
+from trtllm_replayssm.errors import DeviceError, UnsupportedError
+from trtllm_replayssm.ops.native_ranks import Inboxes
+from trtllm_replayssm.runtime.session.rank_inboxes import open_inboxes
 from trtllm_replayssm.shapes import ModelGeometry
 from trtllm_replayssm.weights.tensor_parallel import TensorParallel, partial_results
 
@@ -27,6 +29,10 @@ class Ranks(Protocol):
         """[..., C] of every rank -> [..., size * C], rank after rank."""
         ...
 
+    def inboxes(self, rows: int, channels: int, dtype: torch.dtype, device: torch.device) -> Inboxes | None:
+        """Memory through which the kernel adds up at most so many rows; None where only `add_up` can. Collective."""
+        ...
+
     def communicator(self) -> Any:
         """The NCCL communicator as a Python capsule, for a library that calls NCCL itself."""
         ...
@@ -36,21 +42,19 @@ class Ranks(Protocol):
 class Sharing:
     """How a forward pass runs on one of several ranks.
 
-    partial: names of the matrices whose results add up over the ranks. vocab: rows of the whole output head.
+    partial: names of the matrices whose results add up over the ranks. vocab: rows of the whole output head. inboxes:
+    of the ranks, for rows of the hidden size, where a kernel adds them up.
     """
 
     ranks: Ranks
     partial: frozenset[str]
     vocab: int
+    inboxes: Inboxes | None = None
 
     @staticmethod
-    def of(geometry: ModelGeometry, ranks: Ranks) -> Sharing:
+    def of(geometry: ModelGeometry, ranks: Ranks, inboxes: Inboxes | None = None) -> Sharing:
         """For a model's geometry, the whole one or a rank's."""
-        return Sharing(ranks, partial_results(geometry), geometry.vocab)
-
-    def whole(self, result: Tensor, weight: str) -> Tensor:
-        """What a matrix gives: added up over the ranks where each holds some of its inputs."""
-        return self.ranks.add_up(result) if weight in self.partial else result
+        return Sharing(ranks, partial_results(geometry), geometry.vocab, inboxes)
 
     def own_rows(self, table: Tensor) -> Tensor:
         """This rank's rows of the output head; one that is the embedding table as well is held whole by all ranks."""
@@ -72,8 +76,9 @@ class ProcessRanks:
     """
 
     def __init__(self, parallel: TensorParallel) -> None:
-        """After `torch.distributed.init_process_group`."""
+        """Its collectives come after `torch.distributed.init_process_group`."""
         self.parallel = parallel
+        self._gave_up: Tensor | None = None  # shared by all inboxes
 
     def add_up(self, x: Tensor) -> Tensor:
         """See `Ranks.add_up`."""
@@ -85,8 +90,29 @@ class ProcessRanks:
         """See `Ranks.join`."""
         x = x.contiguous()
         parts = torch.empty((self.parallel.size, *x.shape), dtype=x.dtype, device=x.device)
-        distributed.all_gather(list(parts), x)
+        distributed.all_gather_into_tensor(parts.flatten(0, 1), x)
         return parts.movedim(0, -2).flatten(-2)
+
+    def inboxes(self, rows: int, channels: int, dtype: torch.dtype, device: torch.device) -> Inboxes | None:
+        """See `Ranks.inboxes`: on GPUs of one host that reach each other's memory."""
+        if device.type != "cuda" or distributed.get_backend() != "nccl":
+            return None
+        if self._gave_up is None:
+            self._gave_up = torch.zeros(1, dtype=torch.int32, pin_memory=True)
+        return open_inboxes(self.parallel, rows, channels, dtype, device, self._gave_up)
+
+    def give_up(self) -> None:
+        """Wait for no other rank any more, from any thread: sums over ranks that are under way become NaN."""
+        if self._gave_up is not None:
+            self._gave_up.fill_(1)
+
+    def require_sums(self) -> None:
+        """Raise DeviceError once a sum over ranks was given up: what was computed since means nothing."""
+        if self._gave_up is not None and self._gave_up.item():
+            raise DeviceError(
+                "sum over ranks", f"rank {self.parallel.rank}", expected="words of every rank", got="none in time",
+                hint="Restart the replica",
+            )  # fmt: skip
 
     def communicator(self) -> Any:
         """See `Ranks.communicator`. Raises UnsupportedError where the ranks do not speak NCCL."""

@@ -64,11 +64,11 @@ class SharedSession:
     def __init__(
         self, own: Session, workers: Sequence[Connection], geometry: ModelGeometry, hang_up: Callable[[], None],
         give_up: Callable[[], None], *, patience: float = PATIENCE, marks: RankMarks | None = None,
-        limit: float = RANK_TIMEOUT,
+        limit: float = RANK_TIMEOUT, check: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
         """geometry: of the whole model. workers: one connection per further rank, see `rank_process.serve`; hang_up:
         ends them. give_up, patience, marks, limit: as `RankWatch`, for a rank that fails, or that does not go on, while
-        this one waits for it.
+        this one waits for it. check: raises where what a call gave here means nothing after all.
         """
         self.geometry = geometry
         self.replay: ReplayConfig = own.replay
@@ -76,6 +76,7 @@ class SharedSession:
         self._own = own
         self._parts = RankParts(own)
         self._workers = list(workers)
+        self._check = check
         self._watch = RankWatch(workers, give_up, patience=patience, marks=marks, limit=limit)
         self._closer = weakref.finalize(self, _close, self._watch, hang_up)
 
@@ -232,7 +233,9 @@ class SharedSession:
         replies: list[tuple[Exception | str | None, Any]] = []
         with self._watch:
             try:
-                replies.append((None, self._parts.call(method, arguments(0), keywords(0))))
+                answer = self._parts.call(method, arguments(0), keywords(0))
+                self._check()
+                replies.append((None, answer))
             except Exception as error:
                 replies.append((error, None))
         if self._watch.culprit is not None:

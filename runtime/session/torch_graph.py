@@ -37,7 +37,8 @@ class TorchGraph:
         self._state_ops = state_ops
         self._ctx = context
         self._poison = poison
-        self._layers = NativeLayers(context) if state_ops.native_heads else None
+        inboxes = None if sharing is None else sharing.inboxes
+        self._layers = NativeLayers(context, inboxes) if state_ops.native_heads else None
         self._products: dict[str, tuple[Tensor, Tensor]] = {}  # made with another product of the same input
 
     def embedding(self, ids: Tensor, table: str) -> Tensor:
@@ -46,7 +47,7 @@ class TorchGraph:
 
     def linear(self, x: Tensor, weight: str) -> Tensor:
         product = self._product(x, weight)
-        return product if self._sharing is None else self._sharing.whole(product, weight)
+        return self._over_ranks(product) if self._sharing and weight in self._sharing.partial else product
 
     def _product(self, x: Tensor, weight: str, others: Sequence[str] = ()) -> Tensor:
         """`linear` of the inputs that are here: one of several addends where ranks share the matrix's inputs. others:
@@ -187,8 +188,8 @@ class TorchGraph:
         else:
             both = torch.addcmul(routed, self.linear(tokens, names.shared_gate).sigmoid(), shared)
         out = torch.zeros_like(x)
-        out[valid] = both if self._sharing is None else self._sharing.ranks.add_up(both)
-        return out
+        out[valid] = both
+        return self._over_ranks(out)
 
     def _native_moe(self, x: Tensor, names: MoeNames, shape: MoeShape) -> Tensor:
         """`moe` over all tokens, as picking the existing ones would wait for the device; others get what means nothing.
@@ -212,7 +213,7 @@ class TorchGraph:
         routed = self._latent(native_experts.experts(inner, self._own(ids, shape), weights, stacks), names.latent_out)
         down = self._weights.matrix(f"{names.shared}.down_proj.weight")
         both = routed.addmm_(self._shared_inner(tokens, names, shape, opening), down.t())
-        return (both if self._sharing is None else self._sharing.ranks.add_up(both)).view_as(x)
+        return self._over_ranks(both.view_as(x))
 
     def _latent(self, x: Tensor, weight: str | None) -> Tensor:
         return x if weight is None else self.linear(x, weight)
@@ -233,6 +234,13 @@ class TorchGraph:
         if self._ctx.phase is Phase.DECODE:
             return x
         return last_tokens(x, self._ctx)
+
+    def _over_ranks(self, addend: Tensor) -> Tensor:
+        """The sum of every rank's [B, T, hidden]; it may go nowhere but into an `add`, once."""
+        if self._sharing is None:
+            return addend
+        later = None if self._layers is None else self._layers.over_ranks(addend)
+        return self._sharing.ranks.add_up(addend) if later is None else later
 
 
 def last_tokens(x: Tensor, ctx: StepContext) -> Tensor:

@@ -256,7 +256,7 @@ class TorchSession:
         """See `Session.close`: nothing does."""
 
     def _network(self) -> Network:
-        return TorchNetwork(self.geometry, self._weights, self._state_ops, poison=self._debug)
+        return TorchNetwork(self.pools, self._weights, self._state_ops, poison=self._debug)
 
     @contextmanager
     def _whole_or_torn(self, rows: StepRows) -> Iterator[None]:

@@ -9,12 +9,15 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 
 import pytest
+import torch
 
 from tests.runtime.fake_session import STATE_BYTES, FakeSession, hash_model
-from trtllm_replayssm.errors import CapacityError, ContractError, InvariantError
+from trtllm_replayssm.errors import CapacityError, ContractError, DeviceError, InvariantError
 from trtllm_replayssm.runtime.session.base import PrefillChunk, RawArray
 from trtllm_replayssm.runtime.session.rank_process import serve
+from trtllm_replayssm.runtime.session.ranks import ProcessRanks
 from trtllm_replayssm.runtime.session.shared_session import SharedSession
+from trtllm_replayssm.weights.tensor_parallel import TensorParallel
 
 MODEL = hash_model(24)
 
@@ -94,3 +97,31 @@ def test_a_rank_that_is_gone_is_named_whether_it_hears_the_call_or_not() -> None
         for _ in range(2):  # the answer is missing, then nobody listens
             with pytest.raises(InvariantError, match=r"rank 2.*its process has ended"):
                 shared.allocate(1)
+
+
+def given_up() -> ProcessRanks:
+    """As a rank stands that has waited too long for a sum."""
+    own = ProcessRanks(TensorParallel(2, 0))
+    own.require_sums()
+    own.inboxes(4, 8, torch.bfloat16, torch.device("cpu"))
+    own.give_up()  # nothing is waited for yet, so nothing is given up
+    own.require_sums()
+    own._gave_up = torch.ones(1, dtype=torch.int32)
+    return own
+
+
+def test_a_sum_that_was_given_up_is_an_error_of_the_call_on_either_side() -> None:
+    check = given_up().require_sums
+    with pytest.raises(DeviceError, match="sum over ranks: rank 0: expected words of every rank"):
+        check()
+    ours, theirs = Pipe()
+    session = FakeSession(MODEL, slots=2)
+    worker = threading.Thread(target=serve, args=(session, theirs), kwargs={"check": check}, daemon=True)
+    worker.start()
+    own = FakeSession(MODEL, slots=2)
+    shared = SharedSession(own, [ours], own.geometry, ours.close, ours.close, check=check)
+    with pytest.raises(DeviceError, match="sum over ranks"):
+        shared.allocate(3)
+    shared.close()
+    worker.join(10)
+    assert not worker.is_alive()

@@ -8,6 +8,7 @@ anything is launched.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -107,6 +108,13 @@ SSM_INPUTS_UPDATE, SSM_INPUTS_PREFILL = (
 GATED_RMS_NORM = Signature.of("gated_rms_norm", "flags groups gate_first eps:float", "x gate weight", "", like="x")
 
 RMS_NORM = Signature.of("rms_norm", "flags eps:float weight_offset:float", "x residual? weight", "sum?", like="x")
+SUM_RANKS = Signature.of(
+    "sum_ranks",
+    "flags eps:float weight_offset:float rank capacity patience_ns inbox:int[] gave_up",
+    "x residual? weight?",
+    "turn sum out?",
+    like=None,
+)
 ACTIVATION = Signature.of("activation", "flags function", "x factor? opening?", "", like="x")
 _STEP_ROWS = "slot start num_tokens"
 ATTENTION_INPUTS = Signature.of(
@@ -208,6 +216,14 @@ def draw_call(arguments: dict[str, Any], numbers: dict[str, Any], stream: int) -
     library.draw(args, workspace.data_ptr(), size, stream)
 
 
+def sum_ranks_call(arguments: dict[str, Any], numbers: dict[str, Any], stream: int) -> None:
+    """`inbox`: the addresses of all ranks' inboxes."""
+    addresses = numbers.pop("inbox")
+    inbox = (ctypes.c_void_p * _abi.MAX_RANKS)(*addresses)
+    args = fill(_abi.SumRanksArgs, arguments, inbox=inbox, ranks=len(addresses), **numbers)
+    installed_library().sum_ranks(args, stream)
+
+
 def _output(signature: Signature, arguments: dict[str, Any]) -> Tensor | None:
     like = signature.like
     return None if like is None else torch.empty_like(arguments[like], memory_format=torch.contiguous_format)
@@ -259,6 +275,7 @@ _register(GATED_RMS_NORM, _without_workspace(_abi.GatedRmsNormArgs, "gated_rms_n
 _register(SSM_INPUTS_UPDATE, ssm_inputs_call("ssm_inputs_update"))
 _register(SSM_INPUTS_PREFILL, ssm_inputs_call("ssm_inputs_prefill"))
 _register(RMS_NORM, _without_workspace(_abi.RmsNormArgs, "rms_norm"))
+_register(SUM_RANKS, sum_ranks_call)
 _register(ACTIVATION, _without_workspace(_abi.ActivationArgs, "activation"))
 _register(ATTENTION_INPUTS, attention_inputs_call)
 _register(ATTENTION, attention_call)

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/common/programmatic.cuh"
+#include "kernels/common/row_sum.cuh"
 #include "kernels/common/vector.cuh"
 #include "params.h"
 
@@ -10,17 +11,6 @@ namespace replayssm {
 
 constexpr int kRowVector = 8;  // channels of one access
 constexpr int kMaxRowThreads = 1024;
-
-// Over the block, whose warps' sums are added in order. `shared`: one float a warp.
-__device__ __forceinline__ float blockSum(float value, float* shared) {
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) value += __shfl_xor_sync(0xffffffffu, value, step);
-  if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = value;
-  __syncthreads();
-  float total = shared[0];
-  for (int warp = 1; warp < static_cast<int>(blockDim.x) / 32; ++warp) total += shared[warp];
-  return total;
-}
 
 // Rows of up to kMaxRowThreads * 8 channels, 8 a thread, held in registers between the two uses.
 template <class Act>

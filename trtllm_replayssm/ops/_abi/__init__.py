@@ -37,6 +37,7 @@ from trtllm_replayssm.ops._abi.layers import (
     RmsNormArgs,
 )
 from trtllm_replayssm.ops._abi.prefill import PrefillArgs, PrefillCommitArgs, PrefillFlag
+from trtllm_replayssm.ops._abi.ranks import MAX_RANKS, SUM_RANKS_PROGRAMMATIC_LAUNCH, SumRanksArgs
 from trtllm_replayssm.ops._abi.records import (
     ABI_VERSION,
     ERROR_CHARS,
@@ -71,8 +72,10 @@ __all__ = [
     "ERROR_CHARS",
     "EXPERTS_PROGRAMMATIC_LAUNCH",
     "MAX_RANK",
+    "MAX_RANKS",
     "NORM_PROGRAMMATIC_LAUNCH",
     "ROUTE_PROGRAMMATIC_LAUNCH",
+    "SUM_RANKS_PROGRAMMATIC_LAUNCH",
     "UPDATE_PROGRAMMATIC_LAUNCH",
     "UPDATE_SETTLED_STATE",
     "ActivationArgs",
@@ -112,6 +115,7 @@ __all__ = [
     "Status",
     "StepInputsArgs",
     "StepOutcomeArgs",
+    "SumRanksArgs",
     "Tensor",
     "UpdateArgs",
     "tensor",

@@ -22,6 +22,7 @@ from trtllm_replayssm.ops._abi.experts import ExpertsArgs, PackedLinearArgs, Rou
 from trtllm_replayssm.ops._abi.inputs import Conv1dArgs, GatedRmsNormArgs, SsmInputsArgs
 from trtllm_replayssm.ops._abi.layers import ActivationArgs, AttentionArgs, AttentionInputsArgs, RmsNormArgs
 from trtllm_replayssm.ops._abi.prefill import PrefillArgs, PrefillCommitArgs
+from trtllm_replayssm.ops._abi.ranks import SumRanksArgs
 from trtllm_replayssm.ops._abi.records import ABI_VERSION, Args, ErrorRecord, Status
 from trtllm_replayssm.ops._abi.slots import ClearStateArgs, ResetSlotsArgs, StateExportArgs, StateImportArgs
 from trtllm_replayssm.ops._abi.tokens import DrawArgs, PromptLookupArgs, StepInputsArgs, StepOutcomeArgs
@@ -145,6 +146,10 @@ class Library:
     def rms_norm(self, args: RmsNormArgs, stream: int) -> None:
         """Enqueue the norm, with its residual sum, on `stream`."""
         self._call("rssm_rms_norm", _sized(args), ctypes.c_void_p(stream))
+
+    def sum_ranks(self, args: SumRanksArgs, stream: int) -> None:
+        """Enqueue the sum over ranks, with its residual sum and norm, on `stream`."""
+        self._call("rssm_sum_ranks", _sized(args), ctypes.c_void_p(stream))
 
     def activation(self, args: ActivationArgs, stream: int) -> None:
         """Enqueue the activation and its product on `stream`."""

@@ -1,0 +1,202 @@
+"""The sum over ranks with its ranks on one device, a stream each: everything but the link between GPUs.
+
+Oracle O1: float64, the sum rounded once; the norm is that of the stored sum. Every rank must have the same bits.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from tests.native import harness
+
+pytestmark = [
+    pytest.mark.gpu, pytest.mark.skipif(harness.unavailable() is not None, reason=str(harness.unavailable())),
+    pytest.mark.usefixtures("installed_library"),
+]  # fmt: skip
+
+if harness.unavailable() is None:
+    import torch
+
+    from trtllm_replayssm.ops.native_ranks import MARK, Inboxes
+
+EPS, CAPACITY, CHANNELS = 1e-6, 96, 2560
+EXACT = 1.001  # in units of half a step of the type: rounding to nearest, after float32
+LATE = 100_000_000  # clock cycles
+
+
+class Ranks:
+    """The inboxes of all ranks, and a stream for each."""
+
+    def __init__(self, size: int, act: str, channels: int = CHANNELS, patience: float = 20.0) -> None:
+        self.size, self.act, self.channels = size, getattr(torch, act), channels
+        shape = (size, 2, size, CAPACITY, channels)
+        self.memory = torch.full(shape, MARK, dtype=self.act, device="cuda")
+        addresses = tuple(part.data_ptr() for part in self.memory)
+        self.gave_up = torch.zeros(1, dtype=torch.int32, pin_memory=True)
+        self.inboxes = [
+            Inboxes(
+                rank, self.memory[rank], addresses, torch.zeros(CAPACITY, dtype=torch.int32, device="cuda"),
+                self.gave_up, patience,
+            )
+            for rank in range(size)
+        ]  # fmt: skip
+        self.streams = [torch.cuda.Stream() for _ in range(size)]
+        self.generator = torch.Generator("cuda").manual_seed(5)
+        torch.cuda.synchronize()
+
+    def draw(self, *shape: int) -> Any:
+        return torch.randn(shape, generator=self.generator, device="cuda").to(self.act)
+
+    def addends(self, rows: int) -> list[Any]:
+        """With zeros of both signs where other ranks have numbers, zeros or the same."""
+        every = [self.draw(rows, self.channels) for _ in range(self.size)]
+        every[0][:, :40], every[-1][:, 8:48], every[0][:, 40:48] = -0.0, -0.0, 0.0
+        return every
+
+    def together(self, work: Any) -> list[Any]:
+        """work(rank) on every rank's stream -> the results, there for all."""
+        torch.cuda.synchronize()
+        results = []
+        for rank, stream in enumerate(self.streams):
+            with torch.cuda.stream(stream):
+                results.append(work(rank))
+        torch.cuda.synchronize()
+        return results
+
+    def check(self, results: list[tuple[Any, Any]], addends: list[Any], residual: Any, weight: Any) -> None:
+        """results: total and norm of each rank."""
+        half = torch.finfo(self.act).eps / 2
+        wanted = sum(x.double() for x in addends) + residual.double()
+        total, out = results[0]
+        assert ((total.double() - wanted).abs() <= wanted.abs() * half * EXACT + 1e-5).all()
+        stored = total.double()
+        normal = stored * (stored.square().mean(-1, keepdim=True) + EPS).rsqrt() * (weight.double() + 1.0)
+        assert ((out.double() - normal).abs() <= normal.abs() * (half * EXACT + 1e-5) + 1e-6).all()
+        for others in results[1:]:
+            for ours, theirs in zip(others, results[0], strict=True):
+                assert torch.equal(ours.view(torch.int16), theirs.view(torch.int16))
+
+    def marked(self) -> bool:
+        """Whether every word of every inbox waits for the next call."""
+        return bool((self.memory.view(torch.int16) == -0x8000).all()) and self.gave_up.item() == 0
+
+
+@pytest.fixture(params=[(2, "bfloat16", 2560), (3, "float16", 3136), (4, "bfloat16", 264)], ids=str)
+def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
+    yield Ranks(*request.param)
+
+
+def test_sums_are_rounded_once_and_normalised_and_equal_on_all_ranks(ranks: Ranks) -> None:
+    """Row counts come and go, so that rows are at different turns; in place, strided and late ones among the calls."""
+    for number, rows in enumerate((1, 7, 1, 2, 96, 3, 64, 1, 33, 5, 96, 2)):
+        addends, residual, weight = ranks.addends(rows), ranks.draw(rows, ranks.channels), ranks.draw(ranks.channels)
+        weight = weight.float()
+
+        def work(rank: int) -> tuple[Any, Any]:
+            own, before = addends[rank].clone(), residual.clone()  # noqa: B023
+            if number % 3 == 2:  # noqa: B023
+                own = torch.cat([own, own], dim=-1)[:, : ranks.channels]
+            if (number + rank) % 4 == 0:  # noqa: B023
+                torch.cuda._sleep(LATE)
+            total = before if number % 3 == 1 else torch.full_like(before, float("nan"))  # noqa: B023
+            out = ranks.inboxes[rank].add_rms_norm(own, before, total, weight, EPS, unit_offset=True)  # noqa: B023
+            return total, out
+
+        ranks.check(ranks.together(work), addends, residual, weight)
+    assert ranks.marked()
+
+
+def test_a_sum_needs_no_residual_and_no_norm(ranks: Ranks) -> None:
+    addends = ranks.addends(33)
+    totals = ranks.together(lambda rank: ranks.inboxes[rank].add_up(addends[rank]))
+    wanted, half = sum(x.double() for x in addends), torch.finfo(ranks.act).eps / 2
+    assert ((totals[0].double() - wanted).abs() <= wanted.abs() * half * EXACT + 1e-5).all()
+    assert all(torch.equal(total.view(torch.int16), totals[0].view(torch.int16)) for total in totals)
+    assert ranks.marked()
+
+
+def test_replays_give_what_single_calls_give() -> None:
+    """Three sums, each after the other, in a graph of every rank."""
+    ranks, rows = Ranks(2, "bfloat16"), 64
+    own = [torch.zeros(rows, CHANNELS, dtype=ranks.act, device="cuda") for _ in range(2)]
+    residual, weight = torch.zeros_like(own[0]), torch.ones(CHANNELS, device="cuda")
+    totals = [[torch.zeros_like(residual) for _ in range(3)] for _ in range(2)]
+
+    def work(rank: int) -> Any:
+        x = residual
+        for total in totals[rank]:
+            x = ranks.inboxes[rank].add_rms_norm(own[rank], x, total, weight, EPS, unit_offset=False)
+        return x
+
+    ranks.together(work)  # warm
+    graphs, last = [], []
+    for rank, stream in enumerate(ranks.streams):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            last.append(work(rank))
+        graphs.append(graph)
+    for number in range(20):
+        for x, drawn in zip((*own, residual), (*ranks.addends(rows), ranks.draw(rows, CHANNELS)), strict=True):
+            x.copy_(drawn)
+
+        def replay(rank: int) -> None:
+            if number % 3 == rank:  # noqa: B023
+                torch.cuda._sleep(LATE)
+            graphs[rank].replay()
+
+        ranks.together(replay)
+        kept = [t.clone() for t in (*totals[0], last[0])]
+        assert all(torch.equal(a, b) for a, b in zip((*totals[1], last[1]), kept, strict=True))
+        again = ranks.together(work)
+        assert torch.equal(again[0], kept[3]) and torch.equal(again[1], kept[3])
+        assert all(torch.equal(a, b) for a, b in zip(totals[0], kept[:3], strict=True))
+    assert ranks.marked()
+
+
+def test_nothing_is_read_too_early_or_twice_in_thousands_of_sums() -> None:
+    ranks, wrong = Ranks(2, "bfloat16"), torch.zeros(2, dtype=torch.int64, device="cuda")
+    x = torch.zeros(2, CAPACITY, CHANNELS, dtype=ranks.act, device="cuda")
+
+    def step(rank: int, number: int, *, alone: bool = False) -> None:
+        own = x[rank, : 1 + number * 37 % CAPACITY]
+        own.fill_(float(number % 50 + rank))
+        total = own * 2 if alone else ranks.inboxes[rank].add_up(own)
+        wrong[rank] += (total != float(2 * (number % 50) + 1)).sum()
+
+    def work(rank: int) -> None:
+        with torch.cuda.stream(ranks.streams[rank]):
+            for number in range(1500):
+                step(rank, number)
+
+    step(0, 0, alone=True)  # a kernel that is loaded while another one waits would wait for that
+    wrong.zero_()
+    ranks.together(lambda rank: ranks.inboxes[rank].add_up(x[rank]))
+    with ThreadPoolExecutor(2) as pool:  # neither stream's queue may fill up before the other's is begun
+        list(pool.map(work, range(2)))
+    torch.cuda.synchronize()
+    assert wrong.tolist() == [0, 0] and ranks.marked()
+
+
+def test_a_rank_that_does_not_come_is_given_up() -> None:
+    ranks = Ranks(2, "bfloat16", patience=0.5)
+    x, seconds = ranks.draw(4, CHANNELS), []
+    for _ in range(2):
+        begun = time.monotonic()
+        assert ranks.inboxes[0].add_up(x).isnan().all()
+        seconds.append(time.monotonic() - begun)
+    assert ranks.gave_up.item() == 1
+    assert 0.4 < seconds[0] < 5.0 and seconds[1] < 0.4, "the second call waits for nobody"
+
+
+def test_who_is_told_to_give_up_comes_back_at_once() -> None:
+    ranks = Ranks(2, "bfloat16")
+    total = ranks.inboxes[1].add_up(ranks.draw(4, CHANNELS))
+    time.sleep(0.1)
+    begun = time.monotonic()
+    ranks.gave_up.fill_(1)
+    assert total.isnan().all() and time.monotonic() - begun < 2.0
