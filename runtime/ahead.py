@@ -20,9 +20,9 @@ def steps_ahead(
 ) -> Steps | None:
     """What runs decode steps one ahead of the host; None for the host's own path, which is the reference.
 
-    wanted: None: where the session records its steps, on a single GPU. keeps_ends: states at the end of answers are
-    kept for next turns, which needs the hidden states that a drafting head continues from on the host. Raises
-    UnsupportedError where it is wanted and cannot be.
+    wanted: None: where the session records its steps, on a GPU. keeps_ends: states at the end of answers are kept for
+    next turns, which needs the hidden states that a drafting head continues from on the host. Raises UnsupportedError
+    where it is wanted and cannot be.
     """
     from trtllm_replayssm.runtime.session.shared_session import SharedSession
     from trtllm_replayssm.runtime.session.torch_session import TorchSession
@@ -38,7 +38,7 @@ def steps_ahead(
         raise UnsupportedError("LLM", "device_loop", expected="false or nothing", got=f"true with {obstacle}")
     if obstacle is not None or not isinstance(own, TorchSession):
         return None
-    if wanted is False or (wanted is None and (own is not session or not own.recorded.sizes)):
+    if wanted is False or (wanted is None and not own.recorded.sizes):
         return None
     return SharedSteps(session, _steps, speculative) if isinstance(session, SharedSession) else _steps(own, speculative)
 
