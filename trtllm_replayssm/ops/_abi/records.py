@@ -9,7 +9,7 @@ from typing import Any
 
 from trtllm_replayssm.errors import ContractError
 
-ABI_VERSION = 4
+ABI_VERSION = 5
 MAX_RANK = 4
 ERROR_CHARS = 508
 
