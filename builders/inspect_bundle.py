@@ -46,6 +46,7 @@ def summarise_bundle(directory: Path) -> dict[str, Any]:
         "profiles": {name: to_json(profile) for name, profile in manifest.profiles.items()},
         "programs": {name: _steps(manifest, name) for name in manifest.programs},
         "bindings": {name: _bindings(manifest, name) for name in manifest.programs},
+        "outputs": {name: _outputs(manifest, name) for name in manifest.programs},
         "matmuls": _matmuls(manifest, records),
         "memory": {
             "engine_bytes": sum(record.bytes for record in records),
@@ -78,6 +79,12 @@ def _bindings(manifest: Manifest, name: str) -> dict[str, str]:
         for tensor, spec in program.tensors.items()
         if tensor not in written
     }
+
+
+def _outputs(manifest: Manifest, name: str) -> dict[str, str]:
+    program = manifest.programs[name]
+    specs = {output: program.tensors[tensor] for output, tensor in program.outputs.items()}
+    return {output: f"{spec.dtype} {list(spec.dims)}" for output, spec in specs.items()}
 
 
 def _matmuls(manifest: Manifest, records: tuple[EngineRecord, ...]) -> dict[str, Any]:

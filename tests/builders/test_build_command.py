@@ -87,11 +87,13 @@ def test_a_built_bundle_is_inspected_and_an_altered_one_refused(
     assert main(["inspect", str(bundle)]) == 0
     shown = capsys.readouterr().out
     assert "tensorrt_rtx" in shown and "profile     generation: rows 1..2" in shown
+    assert "layers      2 ssm, 2 mlp, 1 attention" in shown and "logits float32 ['B', 'K', 256]" in shown
     assert main(["inspect", str(bundle), "--json"]) == 0
     summary = json.loads(capsys.readouterr().out)
     assert summary["programs"]["main"]["engines"] == report["engines"]
     assert summary["memory"]["engine_bytes"] == report["engine_bytes"]
     assert summary["bindings"]["main"]["ids"] == "int32 ['B', 'T']"
+    assert summary["outputs"]["main"]["logits"].startswith("float32 [")
     with (bundle / "segments" / "001.engine").open("ab") as stream:
         stream.write(b"!")
     assert main(["inspect", str(bundle)]) == 1

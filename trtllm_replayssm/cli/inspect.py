@@ -141,6 +141,9 @@ def _print_bundle(report: dict[str, Any]) -> None:
     share = "" if built["tp_size"] == 1 else f", rank {built['tp_rank']} of {built['tp_size']}"
     print(f"{report['name']}{share}: engines of {built['flavour']} {built['tensorrt_version']} for {built['target']}")
     print(f"  of          {built['checkpoint']} ({built['weights']})")
+    for title, layers in (("layers", report["layers"]), ("mtp layers", report["mtp_layers"])):
+        if layers:
+            print(f"  {title:11} {', '.join(f'{layers.count(kind)} {kind}' for kind in dict.fromkeys(layers))}")
     for name, counts in report["programs"].items():
         print(f"  {name:11} {', '.join(f'{count} {what}' for what, count in counts.items())}")
     for name, profile in report["profiles"].items():
@@ -150,7 +153,8 @@ def _print_bundle(report: dict[str, Any]) -> None:
         formats = {fmt: list(running.values()).count(fmt) for fmt in sorted(set(running.values()))}
         shown = ", ".join(f"{count} in {fmt}" for fmt, count in formats.items()) or "none in FP8 or NVFP4"
         print(f"  matmuls     {name}: {shown} (of {len(matmuls['quantised_weights'])} with quantised weights)")
-    print("  inputs      " + ", ".join(f"{name} {what}" for name, what in report["bindings"]["main"].items()))
+    for title, tensors in (("inputs", report["bindings"]["main"]), ("outputs", report["outputs"]["main"])):
+        print(f"  {title:11} {', '.join(f'{name} {what}' for name, what in tensors.items())}")
     largest = memory["largest_engine_bytes"] / MIB
     print(f"  engines     {memory['engine_bytes'] / MIB:.1f} MiB, the largest {largest:.1f}")
     print(f"  beside      {memory['weights_beside_bytes'] / MIB:.1f} MiB of weights that native operations read")
