@@ -23,7 +23,7 @@ from trtllm_replayssm.spec.tuning import choose_window, fit_times
 from trtllm_replayssm.weights.checkpoint import Checkpoint
 
 SHAPE = kernel_shapes()["super120b"]
-H200 = ROOT / "benchmarks" / "results" / "h200_update_float32.json"
+H200 = ROOT / "benchmarks" / "results" / "h200_update.jsonl"
 
 
 def rows_of(read: float, flush: float, record: float, *, window: int = 16, tokens: int = 1) -> list[dict[str, Any]]:
@@ -45,6 +45,13 @@ def test_the_fit_finds_the_three_numbers_that_made_the_times() -> None:
     assert times.per_token(config, 1.0) == pytest.approx((202 + 204 + 206 + 508) / 4)
 
 
+def test_launches_as_sessions_make_them_count_where_there_are_any() -> None:
+    slow, quick = rows_of(300.0, 600.0, 3.0), [{**r, "settled": True} for r in rows_of(200.0, 500.0, 2.0)]
+    times = fit_times([*slow, *quick], "super120b", 256, 1)
+    assert times is not None and times.samples == 16
+    assert (times.read, times.flush, times.record) == pytest.approx((200.0, 500.0, 2.0))
+
+
 def test_without_fitting_rows_there_are_no_times() -> None:
     rows = rows_of(200.0, 500.0, 2.0)
     assert fit_times(rows, "nano4b", 256, 1) is None
@@ -64,8 +71,9 @@ def test_the_choice_follows_the_times_and_says_so() -> None:
 
 def test_measured_times_of_a_window_predict_the_measured_mean() -> None:
     """The model against what it was not fitted to: means of whole windows, flushes included, as the GPU ran them."""
-    rows = [r for r in json.loads(H200.read_text())["rows"] if r["what"] == "update" and r["B"] == 256]
-    assert len(rows) > 20
+    found = [json.loads(line) for line in H200.read_text().splitlines()]
+    rows = [r for r in found if r["what"] == "update" and r["B"] == 256 and r["settled"]]
+    assert len(rows) == 20, "four shapes; T = 1, and T = 4 and 8 with all and no drafts accepted"
     for row in rows:
         times = fit_times(rows, row["shape"], 256, row["T"])
         assert times is not None

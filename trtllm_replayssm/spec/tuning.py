@@ -52,7 +52,8 @@ class TimeModel:
 def fit_times(rows: Sequence[dict[str, Any]], shape_name: str, batch: int, step_tokens: int) -> TimeModel | None:
     """The model of benchmark rows of one shape and T, at the measured batch closest to `batch`; None without any.
 
-    Rows are those of `bench kernel`: what, shape, B, T, L, by_h, and formats where they are not float32.
+    Rows are those of `bench kernel`: what, shape, B, T, L, by_h, and formats where they are not float32. Where some
+    of them are launches that promise settled states, as sessions make them, only those count.
     """
     fitting = [
         r for r in rows
@@ -62,8 +63,9 @@ def fit_times(rows: Sequence[dict[str, Any]], shape_name: str, batch: int, step_
     if not fitting:
         return None
     measured = min({r["B"] for r in fitting}, key=lambda b: abs(math.log(b / batch)))
+    of_batch = [r for r in fitting if r["B"] == measured]
     equations, times = [], []
-    for row in (r for r in fitting if r["B"] == measured):
+    for row in [r for r in of_batch if r.get("settled")] or of_batch:
         for h, us in row["by_h"].items():
             flush = int(h) + step_tokens > row["L"]
             equations.append([float(not flush), float(flush), float(h)])
