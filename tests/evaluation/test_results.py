@@ -69,7 +69,7 @@ def test_the_page_shows_every_figure_and_only_files_that_exist() -> None:
     text = PAGE.read_text(encoding="utf-8")
     shown = set(re.findall(r"\.\./benchmarks/plots/(eval_[\w.-]+\.png)", text))
     assert shown == {p.name for p in PLOTS.glob("eval_*.png")}
-    for name in re.findall(r"benchmarks/results/[\w.-]+\.json", text):
+    for name in re.findall(r"benchmarks/results/[\w.-]+\.jsonl?\b", text):
         assert (ROOT / name).exists(), name
 
 
