@@ -41,7 +41,7 @@ class Intake:
                     "prompt",
                     expected="token ids (there is no tokenizer)",
                     got="a string",
-                    hint="Pass tokenizer=",
+                    hint="Put tokenizer.json beside config.json, or pass tokenizer=",
                 )
             encoded = self.tokenizer.encode(prompt, add_special_tokens=params.add_special_tokens)
             ids = self._checked("prompt", encoded)  # a tokenizer may know more ids than the model

@@ -97,7 +97,10 @@ def test_a_bundle_is_planned_as_it_was_built(
     assert found["bytes"]["execution contexts"] == count.kept_bytes + count.scratch_bytes
     assert found["bytes"]["weights"] >= sum(r.bytes for r in read_records(bundle[1])) and found["slots"] > 0
     assert main(common) == 0
-    assert f"contexts of recorded steps {count.recorded:16,}" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert f"contexts of recorded steps {count.recorded:16,}" in out
+    assert found["built_for"] == manifest.build.max_batch < found["slots"]  # memory has room for more
+    assert f"slots it was built for {manifest.build.max_batch:20,}" in out
     for flag, value in (("--window", "4"), ("--max-seq-len", "99"), ("--activation", "float16"),
                         ("--max-batch-size", "5")):
         assert main([*common, flag, value]) == 1

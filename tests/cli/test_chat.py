@@ -8,12 +8,13 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 
 import pytest
 
 from trtllm_replayssm.cli.chat import converse
-from trtllm_replayssm.cli.chat_backends import Messages, RemoteBackend
-from trtllm_replayssm.errors import RequestError
+from trtllm_replayssm.cli.chat_backends import LocalBackend, Messages, RemoteBackend
+from trtllm_replayssm.errors import ConfigError, RequestError
 
 
 class Hostile:
@@ -89,3 +90,10 @@ def test_what_is_no_answer_is_told_in_one_line_and_the_conversation_goes_on(caps
 def test_a_list_of_models_that_is_none_is_refused(models: bytes) -> None:
     with serving(models) as url, pytest.raises(RequestError, match="a list of models"):
         RemoteBackend(url, None, None, {})
+
+
+def test_a_missing_directory_is_told_from_one_without_a_template(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="none, which is no directory"):
+        LocalBackend(str(tmp_path / "none"), {})
+    with pytest.raises(ConfigError, match="without one"):
+        LocalBackend(str(tmp_path), {})

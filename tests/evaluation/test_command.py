@@ -61,3 +61,12 @@ def test_wrong_options_are_one_line(
     assert main([*command, *rest]) == 1
     error = capsys.readouterr().err
     assert message in error and len(error.splitlines()) == 1
+
+
+def test_skip_asks_for_a_gpu_before_it_reads_anything(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    command = ["eval", "skip", str(tmp_path / "none"), "--text", "none.txt", "--json", str(tmp_path / "r.json")]
+    assert main(command) == 1
+    assert capsys.readouterr().err.startswith("trtllm-replayssm: measure: device: expected a CUDA device, got none")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 from urllib.parse import urlsplit
@@ -104,7 +105,10 @@ class LocalBackend:
 
         template = load_chat_template(model)
         if template is None:
-            raise ConfigError("chat", "model", expected="a checkpoint with a chat template", got=model)
+            raise ConfigError(
+                "chat", "model", expected="a checkpoint with a chat template, or the URL of a server",
+                got=f"{model} without one" if Path(model).is_dir() else f"{model}, which is no directory",
+            )  # fmt: skip
         self._template = template
         self._params = SamplingParams(**{"temperature": 1.0, **settings})
         self._llm = LLM(model, max_batch_size=1)

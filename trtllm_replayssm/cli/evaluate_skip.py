@@ -40,6 +40,7 @@ def add_skip(kinds: Any) -> None:
 def run_skip(arguments: argparse.Namespace) -> int:
     """Measure the cases on this machine's GPU."""
     from trtllm_replayssm.bench.cases import kernel_shapes
+    from trtllm_replayssm.bench.machine import describe
     from trtllm_replayssm.dtypes import ActivationDtype
     from trtllm_replayssm.runtime.evaluation.forcing import Model
     from trtllm_replayssm.runtime.evaluation.results import describe_run, write_results
@@ -52,6 +53,7 @@ def run_skip(arguments: argparse.Namespace) -> int:
     if not set(names) <= set(kernel_shapes()):
         raise ConfigError("eval skip", "--shapes", expected=f"of {', '.join(kernel_shapes())}", got=arguments.shapes)
     records = integers("eval skip", "--records", arguments.records, least=0)
+    describe()  # refuses a machine without a GPU before the checkpoint is read
     model = Model.load(Checkpoint.open(arguments.model), device="cuda", activation=ActivationDtype.BFLOAT16)
     streams = text_streams(load_tokenizer(arguments.model), arguments.text, [1], PROMPT + TOKENS + 8)
     grid = Grid(

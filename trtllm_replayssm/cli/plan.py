@@ -64,14 +64,15 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.gpu_memory is not None and not 0 < arguments.gpu_memory < math.inf:
         raise ConfigError("plan", "--gpu-memory", expected="a positive number of GiB", got=arguments.gpu_memory)
     parts = bundle_parts(Path(arguments.model))
-    plan, contexts = _bundle_plan(arguments, parts[0]) if parts else (_plan(arguments), None)
+    plan, bundle = _bundle_plan(arguments, parts[0]) if parts else (_plan(arguments), None)
     if arguments.json:
-        made = {} if contexts is None else {"contexts": contexts.recorded}
+        made = {} if bundle is None else {"contexts": bundle[0].recorded, "built_for": bundle[1]}
         print(json.dumps({"slots": plan.slots, **made, "bytes": dict(plan.table())}, indent=2))
     else:
         print("\n".join(plan.lines()))
-        if contexts is not None:
-            print(f"{'contexts of recorded steps':28} {contexts.recorded:14,}")
+        if bundle is not None:
+            print(f"{'contexts of recorded steps':28} {bundle[0].recorded:14,}")
+            print(f"{'slots it was built for':28} {bundle[1]:14,}")
     if arguments.max_batch_size is not None:
         plan.require(arguments.max_batch_size)
     return 0
@@ -87,8 +88,8 @@ def _plan(arguments: argparse.Namespace) -> MemoryPlan:
     )  # fmt: skip
 
 
-def _bundle_plan(arguments: argparse.Namespace, part: Path) -> tuple[MemoryPlan, ContextMemory]:
-    """Of one GPU of a bundle; its engines have execution contexts too."""
+def _bundle_plan(arguments: argparse.Namespace, part: Path) -> tuple[MemoryPlan, tuple[ContextMemory, int]]:
+    """Of one GPU of a bundle; its engines have execution contexts too, and a batch that they were built for."""
     for name, default in arguments.defaults.items():
         if getattr(arguments, name) != default:
             raise ConfigError(
@@ -107,7 +108,7 @@ def _bundle_plan(arguments: argparse.Namespace, part: Path) -> tuple[MemoryPlan,
         memory=_memory(arguments), weights=file_bytes(part), contexts=contexts.total,
         prompt_tokens=arguments.max_num_tokens, fraction=arguments.free_gpu_memory_fraction,
     )  # fmt: skip
-    return plan, contexts
+    return plan, (contexts, build.max_batch)
 
 
 def _memory(arguments: argparse.Namespace) -> int:
