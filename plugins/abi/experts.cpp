@@ -16,6 +16,7 @@ void checkExperts(Checker& check, const rssm_experts_args& a) {
   const int64_t experts = a.up.data.rank > 0 ? a.up.data.shape[0] : 0;
   check.range("up: data: E", experts, 1, kMaxExperts);
   check.range("ids: k", a.ids.shape[1], 1, experts < kMaxChoices ? experts : kMaxChoices);
+  if (!check.ok()) return;
   check.range("x: N", a.x.shape[0], 0, kMaxPairs / a.ids.shape[1]);
   checkPassTokens(check, a.pass_tokens);
   if (!check.ok()) return;

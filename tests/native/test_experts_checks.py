@@ -61,6 +61,7 @@ WRONG: list[tuple[str, str, Any, str]] = [
     ("experts", "x", ODD, "x: expected an address that is a multiple of 16 bytes"),
     ("experts", "ids", view(Dtype.INT64, N, K), "ids: expected int32, got int64"),
     ("experts", "ids", view(Dtype.INT32, N + 1, K), r"ids: expected \[5, any\], got \[6, 2\]"),
+    ("experts", "ids", view(Dtype.INT32, N, 0), r"ids: k: expected 1\.\.6, got 0"),
     ("experts", "ids", view(Dtype.INT32, N, E + 1), r"ids: k: expected 1\.\.6, got 7"),
     ("experts", "weights", view(Dtype.FLOAT32, N, K + 1), r"weights: expected \[5, 2\], got \[5, 3\]"),
     ("experts", "out", view(Dtype.BFLOAT16, N, X + 8), r"out: expected \[5, 64\], got \[5, 72\]"),
