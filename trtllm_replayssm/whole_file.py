@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import secrets
@@ -14,8 +15,12 @@ from typing import IO
 @contextmanager
 def whole_file(path: Path, *, mode: int = 0o666) -> Iterator[IO[bytes]]:
     """Yields a file to fill, under a name that nobody else uses; when the block ends it is on the disk and takes the
-    place of `path`. After an exception `path` is as before. mode: permissions, less those that the umask denies.
+    place of `path`, or of what a link of that name points to. After an exception `path` is as before. mode:
+    permissions, less those that the umask denies. Raises OSError, also for a device, a pipe or a folder.
     """
+    path = Path(os.path.realpath(path))
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "not a file, which could be replaced", str(path))
     beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
         with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
@@ -32,8 +37,10 @@ def whole_file(path: Path, *, mode: int = 0o666) -> Iterator[IO[bytes]]:
 def changed_by_one(path: Path) -> Iterator[None]:
     """One process, or thread, at a time is inside for a `path`: one that reads it, changes it and writes it as a whole.
 
-    The lock is a file beside it, which stays: `path` itself is replaced, and with it a lock on it.
+    The lock is a file beside it, which stays: `path` itself is replaced, and with it a lock on it. A link and what it
+    points to are one `path`.
     """
+    path = Path(os.path.realpath(path))
     with path.with_name(f".{path.name}.lock").open("ab") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # let go of when the file is closed, also by a process that is killed
         yield

@@ -78,7 +78,7 @@ class Checker {
                 static_cast<long long>(high), static_cast<long long>(value));
   }
 
-  // dtype, shape, presence. Zero-size tensors may have a null pointer.
+  // dtype, shape, presence; sizes are at least 0. Zero-size tensors may have a null pointer.
   bool tensor(const char* argument, const rssm_tensor& t, int32_t dtype, std::initializer_list<int64_t> shape) {
     if (!ok()) return false;
     int rank = static_cast<int>(shape.size());
@@ -89,8 +89,10 @@ class Checker {
     int64_t elements = 1;
     int axis = 0;
     for (int64_t expected : shape) {
-      if (expected != kAny && t.shape[axis] != expected) return shapeFailure(argument, t, shape);
-      elements *= t.shape[axis++];
+      const int64_t size = t.shape[axis];  // a size of -1 is not kAny: it would match every other one later
+      if (size < 0 || (expected != kAny && size != expected)) return shapeFailure(argument, t, shape);
+      elements *= size;
+      ++axis;
     }
     if (elements != 0 && t.data == nullptr) {
       return fail(RSSM_INVALID_ARGUMENT, argument, "expected a pointer, got null");

@@ -44,6 +44,11 @@ def test_a_share_that_cannot_be_is_refused(capsys: pytest.CaptureFixture[str]) -
     assert "free_gpu_memory_fraction" in plan(capsys, "qwen3.5-4b", "--free-gpu-memory-fraction", "2")[2]
 
 
+@pytest.mark.parametrize("memory", ["0", "-1", "nan", "inf", "1e305"])
+def test_memory_that_cannot_be_is_refused(memory: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert plan(capsys, "qwen3.5-4b", f"--gpu-memory={memory}")[2].startswith("trtllm-replayssm: plan: --gpu-memory: ")
+
+
 def test_without_a_gpu_the_memory_is_asked_for(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

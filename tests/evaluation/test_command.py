@@ -49,7 +49,13 @@ def test_kl_measures_and_drift_compares(tmp_path: Path, capsys: pytest.CaptureFi
         (["kl", "--up-to", "300"], "256 times a power of two"),
         (["kl", "--seeds", "1,x"], "integers of at least 0, comma separated"),
         (["kl", "--configurations", "shared-fp8"], "FORMATS-LWINDOW"),
+        (["kl", "--step-tokens", "0"], "--step-tokens: expected 1..16, got 0"),
+        (["kl", "--step-tokens", "-3"], "--step-tokens: expected 1..16, got -3"),
         (["kl", "--device", "cuda:99"], "device"),
+        (["skip", "--batch", "0"], "--batch: expected 1..2147483647, got 0"),
+        (["skip", "--window", "65"], "--window: expected 1..64, got 65"),
+        (["skip", "--records", "0,17"], "--records: expected at most --window 16, got 17"),
+        (["skip", "--repeats", "-1"], "--repeats: expected at least 0, got -1"),
         (["tasks", "--lengths", ""], "integers of at least 0, comma separated"),
     ],
 )

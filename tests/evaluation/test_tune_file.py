@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -39,6 +40,28 @@ def test_a_file_that_cannot_be_finished_leaves_the_one_before(tmp_path: Path) ->
         out.write(b"half of the sec")
         raise OSError("disk full")
     assert path.read_bytes() == b"first" and [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_link_to_a_file_stays_one_whoever_writes(tmp_path: Path) -> None:
+    """What it points to is written, so that runs over either name add to one file, under one lock."""
+    file, link = tmp_path / "disk" / "tuned.json", tmp_path / "tuned.json"
+    file.parent.mkdir()
+    link.symlink_to(Path("disk") / "tuned.json")
+    for batch, path in enumerate((link, file, link), 1):
+        add_entry(path, "key", {"batch": batch, "window": 8, "launch": None})
+    assert link.is_symlink() and [e["batch"] for e in read_tune_file(file)["key"]] == [1, 2, 3]
+    assert {p.name for p in tmp_path.iterdir()} == {"disk", "tuned.json"}
+    assert {p.name for p in file.parent.iterdir()} == {"tuned.json", ".tuned.json.lock"}
+
+
+def test_what_is_no_file_is_not_replaced_by_one(tmp_path: Path) -> None:
+    """A device, a pipe or a folder: nothing but a file can appear whole."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for path in (pipe, tmp_path):
+        with pytest.raises(OSError, match="not a file"), whole_file(path) as out:
+            out.write(b"x")
+    assert pipe.is_fifo() and [p.name for p in tmp_path.iterdir()] == ["pipe"]
 
 
 def test_two_writers_of_a_file_at_once_write_two_whole_files(tmp_path: Path) -> None:

@@ -106,6 +106,8 @@ def run_kl(arguments: argparse.Namespace) -> int:
     from trtllm_replayssm.runtime.evaluation.reference import POSITIONS, Plan, ReferenceFiles
     from trtllm_replayssm.runtime.evaluation.results import describe_run, write_results
 
+    if arguments.step_tokens is not None:
+        require_positive("eval kl", "--step-tokens", arguments.step_tokens, most=MAX_STEP_TOKENS)
     lengths = [POSITIONS]
     while lengths[-1] < arguments.up_to:
         lengths.append(2 * lengths[-1])

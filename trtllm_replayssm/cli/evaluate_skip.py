@@ -6,9 +6,12 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from trtllm_replayssm.checks import require_positive
 from trtllm_replayssm.cli.evaluate_origin import origin
 from trtllm_replayssm.cli.values import integers
+from trtllm_replayssm.config import MAX_WINDOW
 from trtllm_replayssm.errors import ConfigError
+from trtllm_replayssm.launches import LARGEST
 
 PROMPT = 64
 TOKENS = 512  # decoded tokens of each text that real decays are taken from
@@ -53,6 +56,12 @@ def run_skip(arguments: argparse.Namespace) -> int:
     if not set(names) <= set(kernel_shapes()):
         raise ConfigError("eval skip", "--shapes", expected=f"of {', '.join(kernel_shapes())}", got=arguments.shapes)
     records = integers("eval skip", "--records", arguments.records, least=0)
+    require_positive("eval skip", "--batch", arguments.batch, most=LARGEST)
+    require_positive("eval skip", "--window", arguments.window, most=MAX_WINDOW)
+    if max(records) > arguments.window:
+        raise ConfigError("eval skip", "--records", expected=f"at most --window {arguments.window}", got=max(records))
+    if arguments.repeats < 0:
+        raise ConfigError("eval skip", "--repeats", expected="at least 0", got=arguments.repeats)
     describe()  # refuses a machine without a GPU before the checkpoint is read
     model = Model.load(Checkpoint.open(arguments.model), device="cuda", activation=ActivationDtype.BFLOAT16)
     streams = text_streams(load_tokenizer(arguments.model), arguments.text, [1], PROMPT + TOKENS + 8)

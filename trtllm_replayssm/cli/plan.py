@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
     for flag, value in (("--max-num-tokens", arguments.max_num_tokens), ("--max-batch-size", arguments.max_batch_size)):
         if value is not None:
             require_positive("plan", flag, value)
-    if arguments.gpu_memory is not None and not 0 < arguments.gpu_memory < math.inf:
+    if arguments.gpu_memory is not None and not 0 < arguments.gpu_memory * GIB < math.inf:
         raise ConfigError("plan", "--gpu-memory", expected="a positive number of GiB", got=arguments.gpu_memory)
     parts = bundle_parts(Path(arguments.model))
     plan, bundle = _bundle_plan(arguments, parts[0]) if parts else (_plan(arguments), None)
