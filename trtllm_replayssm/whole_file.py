@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import secrets
@@ -11,16 +10,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+from trtllm_replayssm.errors import ConfigError
+
 
 @contextmanager
 def whole_file(path: Path, *, mode: int = 0o666) -> Iterator[IO[bytes]]:
     """Yields a file to fill, under a name that nobody else uses; when the block ends it is on the disk and takes the
     place of `path`, or of what a link of that name points to. After an exception `path` is as before. mode:
-    permissions, less those that the umask denies. Raises OSError, also for a device, a pipe or a folder.
+    permissions, less those that the umask denies. Raises OSError, and ConfigError for what is no file.
     """
     path = Path(os.path.realpath(path))
     if path.exists() and not path.is_file():
-        raise OSError(errno.EINVAL, "not a file, which could be replaced", str(path))
+        raise ConfigError("write file", str(path), expected="a file, or nothing yet", got="a device, pipe or folder")
     beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
         with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:

@@ -20,7 +20,7 @@ class KernelCache:
 
     def __init__(self, path: Path | None = None) -> None:
         """Raises ConfigError for a path where no file can be."""
-        if path is not None and (path.is_dir() or not path.parent.is_dir()):
+        if path is not None and ((path.exists() and not path.is_file()) or not path.parent.is_dir()):
             raise ConfigError(
                 "load bundle", "kernel_cache", expected="a file, which need not exist, in a folder that does", got=path
             )

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from trtllm_replayssm.errors import ConfigError
 from trtllm_replayssm.runtime.tuning import add_entry, read_tune_file
 from trtllm_replayssm.whole_file import whole_file
 
@@ -59,7 +60,7 @@ def test_what_is_no_file_is_not_replaced_by_one(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     for path in (pipe, tmp_path):
-        with pytest.raises(OSError, match="not a file"), whole_file(path) as out:
+        with pytest.raises(ConfigError, match="expected a file"), whole_file(path) as out:
             out.write(b"x")
     assert pipe.is_fifo() and [p.name for p in tmp_path.iterdir()] == ["pipe"]
 
