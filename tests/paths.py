@@ -18,9 +18,15 @@ def models_dir() -> Path | None:
     return path if path.is_dir() else None
 
 
+def find_model(name: str) -> Path | None:
+    """The directory of one original; None when it is not there."""
+    directory = models_dir()
+    return None if directory is None or not (directory / name / "config.json").exists() else directory / name
+
+
 def require_model(name: str) -> Path:
     """The directory of one original; skips the test when it is not there."""
-    directory = models_dir()
-    if directory is None or not (directory / name / "config.json").exists():
+    found = find_model(name)
+    if found is None:
         pytest.skip(f"needs the BF16 original {name}: set {VARIABLE} to a directory that holds it")
-    return directory / name
+    return found

@@ -1,4 +1,4 @@
-"""Quantised forms of the tiny checkpoints, made once per test process. No test here."""
+"""The tiny checkpoints and their quantised forms, made once per test process. No test here."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from tests.paths import require_model
+from tests.builders.stand_ins import make_stand_in
+from tests.paths import find_model
 from trtllm_replayssm.builders.quantize import quantize
 
 TINY = ("nemotron-tiny", "nemotron-moe-tiny", "qwen3_5-tiny", "qwen3_5-moe-tiny")
@@ -20,9 +21,14 @@ def _folder() -> TemporaryDirectory[str]:
 
 
 @cache
+def bf16_checkpoint(name: str) -> Path:
+    """The BF16 original of that name; where it is not installed, a committed checkpoint of the same kind."""
+    return find_model(name) or make_stand_in(name, Path(_folder().name) / "bf16" / name)
+
+
+@cache
 def mixed_checkpoint(name: str) -> Path:
-    """NVFP4 with some FP8 projections, made by our own `quantize` from the BF16 original."""
-    source = require_model(name)
+    """NVFP4 with some FP8 projections, made by our own `quantize` from the BF16 one."""
     destination = Path(_folder().name) / name
-    quantize(source, destination, recipe="dense", fp8=FP8_PATTERNS[name.partition("-")[0]])
+    quantize(bf16_checkpoint(name), destination, recipe="dense", fp8=FP8_PATTERNS[name.partition("-")[0]])
     return destination
