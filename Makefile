@@ -20,7 +20,8 @@ BIN := $(VENV)/bin
 PIN := $(if $(TORCH),torch==$(TORCH),-c requirements/cpu.txt)
 STAMP := $(VENV)/.installed$(if $(TORCH),-$(TORCH))
 INSTALLS := setup.py requirements/cpu.txt
-TESTS_NEED := requirements/tools.txt requirements/guided.txt requirements/tensorrt.txt
+TESTS_NEED := requirements/tools.txt requirements/guided.txt requirements/tensorrt.txt \
+	requirements/tensorrt-lean-11.txt
 TYPING := build/typing/trtllm_replayssm
 
 export OMP_NUM_THREADS ?= 1
@@ -67,7 +68,7 @@ $(STAMP)-run: $(INSTALLS) | $(BIN)/python
 $(STAMP)-test: $(INSTALLS) $(TESTS_NEED) | $(BIN)/python
 	$(BIN)/python -m pip install --quiet $(PIN) -c requirements/tools.txt -e '.[test,reference]'
 	$(BIN)/python -m pip install --quiet --no-deps -r requirements/guided.txt
-	$(BIN)/python -m pip install --quiet -r requirements/tensorrt.txt
+	$(BIN)/python -m pip install --quiet -r requirements/tensorrt.txt -r requirements/tensorrt-lean-11.txt
 	touch $@
 
 # mypy does not see setup.py's package map: links show it the rooms under their long names.

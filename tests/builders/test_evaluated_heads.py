@@ -11,8 +11,8 @@ import pytest
 pytest.importorskip("tensorrt_rtx", reason="needs the wheels of tensorrt-rtx-cu13")
 
 from tests.builders.bundles import evaluated_session, trace_networks
+from tests.builders.quantised import bf16_checkpoint
 from tests.builders.test_evaluated_sessions import FLOAT32, REPLAY, assert_close
-from tests.paths import require_model
 from tests.session.test_nemotron_mtp import directory
 from trtllm_replayssm.builders.flavour import FlavourName
 from trtllm_replayssm.builders.options import BuildOptions
@@ -52,7 +52,7 @@ def drive(session: TorchSession) -> Iterator[Logits]:
 @pytest.mark.parametrize("flavour", FlavourName)
 @pytest.mark.parametrize("family", ["nemotron", "qwen"])
 def test_the_head_drafts_what_the_torch_session_drafts(family: str, flavour: FlavourName, tmp_path: Path) -> None:
-    source = require_model("qwen3_5-tiny") if family == "qwen" else directory(tmp_path / "checkpoint")
+    source = bf16_checkpoint("qwen3_5-tiny") if family == "qwen" else directory(tmp_path / "checkpoint")
     options = BuildOptions(
         flavour=flavour, replay=REPLAY, activation=FLOAT32, max_batch=4, max_seq_len=64, context_tokens=32,
     )  # fmt: skip

@@ -18,6 +18,7 @@ import tempfile
 import zipfile
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 LIBRARIES = {
@@ -41,6 +42,13 @@ CLASSES = re.compile(
 def record() -> dict[str, Any]:
     """Signatures by class and method, attributes, and members of enumerations, of the bindings on sys.path."""
     trt = import_module(PACKAGE)
+    classes, enums = offered(trt)
+    functions = {name: _signatures(getattr(trt, name)) for name in ("get_plugin_registry", "init_libnvinfer_plugins")}
+    return {"version": trt.__version__, "classes": classes, "enums": enums, "functions": functions}
+
+
+def offered(trt: ModuleType) -> tuple[dict[str, Any], dict[str, list[str]]]:
+    """(class -> methods and attributes, enumeration -> members) of one module of bindings."""
     classes: dict[str, Any] = {}
     enums: dict[str, list[str]] = {}
     for name, kind in sorted(vars(trt).items()):
@@ -48,8 +56,7 @@ def record() -> dict[str, Any]:
             enums[name] = sorted(kind.__members__)
         elif isinstance(kind, type) and CLASSES.match(name):
             classes[name] = _members(kind)
-    functions = {name: _signatures(getattr(trt, name)) for name in ("get_plugin_registry", "init_libnvinfer_plugins")}
-    return {"version": trt.__version__, "classes": classes, "enums": enums, "functions": functions}
+    return classes, enums
 
 
 def _members(kind: type) -> dict[str, Any]:
