@@ -121,6 +121,15 @@ def read_manifest(directory: Path) -> Manifest:
     if found != FORMAT_VERSION:
         raise _mismatch("format_version", FORMAT_VERSION, found)
     manifest: Manifest = from_json(Manifest, value, "manifest")
+    activations = [activation.value for activation in ActivationDtype]
+    if manifest.build.activation not in activations:
+        raise _mismatch("manifest.build.activation", f"one of {', '.join(activations)}", manifest.build.activation)
+    for engine, memory in manifest.memory.items():
+        for part, sizes in (("shared", memory.shared), ("own", memory.own)):
+            if len(sizes) != len(manifest.profiles):
+                raise _mismatch(
+                    f"manifest.memory.{engine}.{part}", f"{len(manifest.profiles)} numbers, one a profile", list(sizes)
+                )
     return manifest
 
 

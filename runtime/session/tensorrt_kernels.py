@@ -15,11 +15,17 @@ _LOG = logging.getLogger(__name__)
 class KernelCache:
     """One cache of the library, made with the first runtime configuration that it is given to.
 
-    path: the file to start from and to leave what was compiled in; None: only in memory.
+    path: the file to start from and to leave what was compiled in; None: only in memory. bundle: the folder whose
+    engines use it, which holds nothing but what was built.
     """
 
-    def __init__(self, path: Path | None = None) -> None:
-        """Raises ConfigError for a path where no file can be."""
+    def __init__(self, path: Path | None = None, bundle: Path | None = None) -> None:
+        """Raises ConfigError for a path where no file can be, or inside of the bundle."""
+        if path is not None and bundle is not None and path.resolve().is_relative_to(bundle.resolve()):
+            raise ConfigError(
+                "load bundle", "kernel_cache", expected="a file outside of the bundle", got=path,
+                hint="A bundle with files that were not built is refused; name a file beside it",
+            )  # fmt: skip
         if path is not None and ((path.exists() and not path.is_file()) or not path.parent.is_dir()):
             raise ConfigError(
                 "load bundle", "kernel_cache", expected="a file, which need not exist, in a folder that does", got=path

@@ -116,7 +116,7 @@ class TensorRtSession(TorchSession):
         check_files(path, manifest)
         pools = pools_of(manifest, slots, device)
         communicator = None if ranks is None or manifest.build.flavour != PLUGIN_FLAVOUR else ranks.communicator()
-        kernels = KernelCache(None if kernel_cache is None else Path(kernel_cache))
+        kernels = KernelCache(None if kernel_cache is None else Path(kernel_cache), path)
         engines = TensorRtEngines(path, manifest, pools.cursors.position.device, kernels, plugin_library, communicator)
         return cls(manifest, path, engines, pools, ranks, cuda_graphs=cuda_graphs)
 

@@ -41,7 +41,7 @@ def test_an_llm_leaves_compiled_kernels_for_the_next_one(
 def test_a_file_that_could_not_be_written_is_refused_before_engines_load(
     bundle: tuple[str, Path], library: FakeTensorRt, tmp_path: Path
 ) -> None:
-    for path in (tmp_path / "missing" / "kernels", tmp_path):
+    for path in (tmp_path / "missing" / "kernels", tmp_path, bundle[1] / "kernels"):
         with pytest.raises(ConfigError, match="kernel_cache"):
             LLM(bundle[1], kernel_cache=path)
     assert not library.executed
