@@ -76,6 +76,7 @@ class EngineMemory:
     """Device bytes of one execution context by profile number, as the builder reports them.
 
     shared: scratch, of which the contexts of a session need one piece as large as the largest; own: what each keeps.
+    Both are empty where the builder reported nothing.
     """
 
     shared: tuple[int, ...]
@@ -126,7 +127,7 @@ def read_manifest(directory: Path) -> Manifest:
         raise _mismatch("manifest.build.activation", f"one of {', '.join(activations)}", manifest.build.activation)
     for engine, memory in manifest.memory.items():
         for part, sizes in (("shared", memory.shared), ("own", memory.own)):
-            if len(sizes) != len(manifest.profiles):
+            if len(sizes) not in (0, len(manifest.profiles)):
                 raise _mismatch(
                     f"manifest.memory.{engine}.{part}", f"{len(manifest.profiles)} numbers, one a profile", list(sizes)
                 )

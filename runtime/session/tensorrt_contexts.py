@@ -39,9 +39,10 @@ def context_memory(manifest: Manifest, slots: int, graphs: CudaGraphConfig | Non
     profiles = list(manifest.profiles)
     recorded = [name for name in (GENERATION, VERIFY) if name in profiles]  # of one token a row, and of T_max
     kept = sum(sum(memory.own) for engine, memory in manifest.memory.items() if engine in steps)
+    owned = [manifest.memory[engine].own for engine in steps if engine in manifest.memory]
     for name in recorded:
         number = profiles.index(name)
-        kept += sizes * sum(manifest.memory[engine].own[number] for engine in steps if engine in manifest.memory)
+        kept += sizes * sum(own[number] for own in owned if own)  # empty: the builder reported nothing
     return ContextMemory(
         recorded=sizes * len(recorded) * len(steps), kept_bytes=kept,
         scratch_bytes=max((size for memory in manifest.memory.values() for size in memory.shared), default=0),

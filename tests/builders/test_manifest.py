@@ -82,7 +82,7 @@ EDITS = [
     ("manifest.programs.main.steps[1]", lambda m: m["programs"]["main"]["steps"][1].pop("weights")),
     ("manifest.profiles.context.rows", lambda m: m["profiles"]["context"].update(rows=[1, 2])),
     ("manifest.build.activation", lambda m: m["build"].update(activation="bfloat61")),
-    ("manifest.memory.segments/000.engine.own", lambda m: m["memory"]["segments/000.engine"].update(own=[])),
+    ("manifest.memory.segments/000.engine.own", lambda m: m["memory"]["segments/000.engine"].update(own=[0, 0])),
     ("manifest.memory.segments/000.engine.shared", lambda m: m["memory"]["segments/000.engine"].update(shared=[1, 2])),
 ]  # fmt: skip
 

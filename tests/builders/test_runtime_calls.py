@@ -36,7 +36,7 @@ OURS_OR_TORCH = {
     "cuda_stream", "items", "shape", "is_contiguous", "stride", "data_ptr", "numel", "empty", "uint8", "read_bytes",
     "name", "append", "device", "type", "context", "shapes", "addresses", "profile", "get", "tell", "give_to", "save",
     "Size", "__init__", "__name__", "__version__", "getLogger", "warning", "is_file", "is_dir", "parent",
-    "replace", "write", "strerror",
+    "exists", "resolve", "is_relative_to", "replace", "write", "strerror",
 }  # fmt: skip
 
 
