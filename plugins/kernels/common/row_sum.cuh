@@ -1,7 +1,20 @@
-// The sum of one number a thread over a block, in an order that depends on the block's size alone.
+// What norms over rows by a block share: the weights of a thread's eight channels, and the sum of one number a thread,
+// in an order that depends on the block's size alone.
 #pragma once
 
 namespace replayssm {
+
+// `at`: the first of the eight; `offset`: what the model adds to its weights.
+__device__ __forceinline__ void normWeight(float (&weight)[8], const float* at, float offset) {
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const float4 four = reinterpret_cast<const float4*>(at)[i];
+    weight[4 * i] = four.x + offset;
+    weight[4 * i + 1] = four.y + offset;
+    weight[4 * i + 2] = four.z + offset;
+    weight[4 * i + 3] = four.w + offset;
+  }
+}
 
 // Over the block, whose warps' sums are added in order. `shared`: one float a warp.
 __device__ __forceinline__ float blockSum(float value, float* shared) {

@@ -31,6 +31,16 @@ struct LoaderBase {
   __device__ const float* ringDt(const RowInfo& info, int head) const {
     return p.ringDt + info.slot * p.ringDtSlotStride + static_cast<int64_t>(head) * p.ringRows;
   }
+
+  // Committed rows of a ring in one or two bulk copies, whose bytes the barrier is told of first. One thread calls it.
+  __device__ void bulkRows(const RowInfo& info, const Act* ring, int rowBytes, uint32_t target, uint32_t barrier) const {
+    if (info.pending == 0) return;
+    const int straight = min(info.pending, p.ringRows - info.origin), wrapped = info.pending - straight;
+    const char* bytes = reinterpret_cast<const char*>(ring);
+    barrierExpect(barrier, info.pending * rowBytes);
+    bulkLoad(target, bytes + info.origin * rowBytes, straight * rowBytes, barrier);
+    if (wrapped > 0) bulkLoad(target + straight * rowBytes, bytes, wrapped * rowBytes, barrier);
+  }
 };
 
 // An item's state, 16 bytes at a time, by the consumers' threads.

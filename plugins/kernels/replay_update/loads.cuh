@@ -14,16 +14,6 @@ struct RecordLoader : LoaderBase<Traits> {
   using LoaderBase<Traits>::thread;
   using LoaderBase<Traits>::threads;
 
-  // Committed rows of a ring in one or two bulk copies, whose bytes the barrier is told of first. One thread calls it.
-  __device__ void bulkRows(const RowInfo& info, const Act* ring, int rowBytes, uint32_t target, uint32_t barrier) const {
-    if (info.pending == 0) return;
-    const int straight = min(info.pending, p.ringRows - info.origin), wrapped = info.pending - straight;
-    const char* bytes = reinterpret_cast<const char*>(ring);
-    barrierExpect(barrier, info.pending * rowBytes);
-    bulkLoad(target, bytes + info.origin * rowBytes, straight * rowBytes, barrier);
-    if (wrapped > 0) bulkLoad(target + straight * rowBytes, bytes, wrapped * rowBytes, barrier);
-  }
-
   // The same by all threads: 16-byte pieces, neighbouring threads side by side.
   template <int kPieces>
   __device__ void ringPieces(const RowInfo& info, const Act* ring, uint32_t target) const {
@@ -53,7 +43,7 @@ struct RecordLoader : LoaderBase<Traits> {
     ringPieces<Traits::kStateDim / 8>(info, this->ringKeys(info, group), target);
   }
   __device__ void bulkKeys(const RowInfo& info, int group, uint32_t target, uint32_t barrier) const {
-    bulkRows(info, this->ringKeys(info, group), Traits::kKeyPitch, target, barrier);
+    this->bulkRows(info, this->ringKeys(info, group), Traits::kKeyPitch, target, barrier);
   }
   __device__ void tokenKeys(const RowInfo& info, int row, int group, uint32_t target) const {
     const Act* keys = static_cast<const Act*>(p.k.data) + row * p.k.rowStride + group * p.k.headStride;
@@ -71,7 +61,7 @@ struct RecordLoader : LoaderBase<Traits> {
     ringPieces<Traits::kHeadDim / 8>(info, this->ringValues(info, head), stage + layout.valueOffset);
   }
   __device__ void bulkValues(const RowInfo& info, int head, uint32_t stage, uint32_t barrier) const {
-    bulkRows(info, this->ringValues(info, head), Traits::kValuePitch, stage + layout.valueOffset, barrier);
+    this->bulkRows(info, this->ringValues(info, head), Traits::kValuePitch, stage + layout.valueOffset, barrier);
   }
   __device__ void tokenValues(const RowInfo& info, int row, int head, uint32_t stage) const {
     const Act* values = static_cast<const Act*>(p.value.data) + row * p.value.rowStride + head * p.value.headStride;

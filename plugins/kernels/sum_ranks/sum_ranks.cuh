@@ -26,16 +26,7 @@ __global__ void __launch_bounds__(kMaxSumThreads) sumRanksKernel(const __grid_co
   const int64_t row = blockIdx.x;
   releaseDependents();
   float weight[kSumVector] = {};
-  if (inside && p.weight != nullptr) {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const float4 four = reinterpret_cast<const float4*>(p.weight + channel)[i];
-      weight[4 * i] = four.x + p.weightOffset;
-      weight[4 * i + 1] = four.y + p.weightOffset;
-      weight[4 * i + 2] = four.z + p.weightOffset;
-      weight[4 * i + 3] = four.w + p.weightOffset;
-    }
-  }
+  if (inside && p.weight != nullptr) normWeight(weight, p.weight + channel, p.weightOffset);
   waitForPredecessor();
   const auto at = [&](const void* base, int64_t stride) {
     return reinterpret_cast<const uint4*>(static_cast<const uint16_t*>(base) + row * stride + channel);

@@ -59,16 +59,6 @@ struct RecordLoader : LoaderBase<Traits> {
     return p.ringKeyFactor + info.slot * p.ringKeyFactorSlotStride + static_cast<int64_t>(group) * p.ringRows;
   }
 
-  // Committed rows of a ring in one or two bulk copies, whose bytes the barrier is told of first. One thread calls it.
-  __device__ void bulkRows(const RowInfo& info, const Act* ring, int rowBytes, uint32_t target, uint32_t barrier) const {
-    if (info.pending == 0) return;
-    const int straight = min(info.pending, p.ringRows - info.origin), wrapped = info.pending - straight;
-    const char* bytes = reinterpret_cast<const char*>(ring);
-    barrierExpect(barrier, info.pending * rowBytes);
-    bulkLoad(target, bytes + info.origin * rowBytes, straight * rowBytes, barrier);
-    if (wrapped > 0) bulkLoad(target + straight * rowBytes, bytes, wrapped * rowBytes, barrier);
-  }
-
   // Keys of records first .. last - 1.
   __device__ void keys(const RowInfo& info, int row, int group, int first, int last, uint32_t target) const {
     const Act* ring = this->ringKeys(info, group);
