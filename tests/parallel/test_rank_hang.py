@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import distributed
 
+from tests.parallel.rank_failures import assert_named_and_ended
 from tests.runtime.fake_session import FakeSession, hash_model
-from trtllm_replayssm.errors import ConfigError, InvariantError
+from trtllm_replayssm.errors import ConfigError
 from trtllm_replayssm.runtime.llm import LLM
 from trtllm_replayssm.runtime.session.base import Session
 from trtllm_replayssm.runtime.session.rank_marks import MarkedRanks, RankMarks
@@ -58,15 +59,7 @@ def shared_session(size: int, limit: float = LIMIT, **hang: float) -> SharedSess
 def test_a_rank_that_does_not_arrive_is_named_and_the_others_are_ended(who: int, when: int) -> None:
     """Before the first, a middle and no further meeting; also where it is the one that watches."""
     shared = shared_session(3, who=who, when=when)
-    began = time.monotonic()
-    try:
-        with pytest.raises(InvariantError, match=rf"rank {who}:.*no progress for 2 s.*restart the replica"):
-            shared.check_integrity()
-        assert time.monotonic() - began < HANGS / 4
-        with pytest.raises(InvariantError, match=r"rank \d.*its process has ended"):
-            shared.allocate(1)
-    finally:
-        shared.close()
+    assert_named_and_ended(shared, rf"rank {who}:.*no progress for 2 s.*restart the replica", HANGS / 4)
     assert not distributed.is_initialized()
 
 
