@@ -1,4 +1,5 @@
-"""Files that appear whole or not at all, also where several processes write one; and a lock between such processes."""
+"""Files that appear whole or not at all, also where several processes write one, files that grow beside the one before,
+and a lock between processes."""
 
 from __future__ import annotations
 
@@ -31,6 +32,30 @@ def whole_file(path: Path, *, mode: int = 0o666) -> Iterator[IO[bytes]]:
         os.replace(beside, path)
     except BaseException:
         beside.unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def growing_file(path: Path) -> Iterator[IO[str]]:
+    """Yields a text file for results that come one by one, of the name `path` and `.partial`; when the block ends it
+    takes the place of `path`. After an exception, or when the process is killed, `path` is as before, and what was
+    written stays in the other. A device or pipe is written to itself. Raises OSError.
+    """
+    if path.exists() and not path.is_file():
+        with path.open("w", encoding="utf-8") as file:
+            yield file
+        return
+    path = Path(os.path.realpath(path))
+    beside = path.with_name(path.name + ".partial")
+    try:
+        with beside.open("w", encoding="utf-8") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+    except BaseException:
+        if beside.exists() and beside.stat().st_size == 0:
+            beside.unlink()
         raise
 
 

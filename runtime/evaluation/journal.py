@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ class Journal:
         text = path.read_text(encoding="utf-8")
         complete = text[: text.rfind("\n") + 1]
         if complete != text:  # the line that was being written when the process ended
-            path.write_text(complete, encoding="utf-8")
+            os.truncate(path, len(complete.encode()))
         lines = [json.loads(line) for line in complete.splitlines()]
         known = json.loads(json.dumps(header))
         for key in known:

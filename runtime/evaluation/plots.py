@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from trtllm_replayssm.errors import ConfigError
+from trtllm_replayssm.whole_file import whole_file
 
 Results = dict[str, Any]
 _SIZE = (7.0, 4.4)
@@ -49,7 +50,8 @@ def _one(results: Results, path: Path, figure: Callable[[Results, Any], bool]) -
             return None
         axes.grid(alpha=0.3, which="both", linewidth=0.4)
         # no date and version inside, so that the same data gives the same file
-        canvas.savefig(path, dpi=110, metadata={"Software": None})
+        with whole_file(path) as file:
+            canvas.savefig(file, format="png", dpi=110, metadata={"Software": None})
         return path
     finally:
         pyplot.close(canvas)

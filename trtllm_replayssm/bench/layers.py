@@ -32,6 +32,7 @@ from trtllm_replayssm.runtime.session.joined_products import followers
 from trtllm_replayssm.runtime.session.step_context import HostRow
 from trtllm_replayssm.shapes import AttentionShape, ModelGeometry
 from trtllm_replayssm.weights.presets import preset_geometry, preset_names
+from trtllm_replayssm.whole_file import growing_file
 
 _COLD_BYTES = 400 << 20  # of rotated buffers: more than the L2 cache
 _MAX_SETS, _LAUNCHES = 24, 8
@@ -232,7 +233,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
     machine, bandwidth = describe(), copy_bandwidth()
-    with arguments.json.open("w") as file:
+    with growing_file(arguments.json) as file:
         for case in cases(arguments.what.split(",")):
             result = {**measure(case, arguments.rounds, bandwidth), "copy_TBs": round(bandwidth * 1e-12, 3), **machine}
             file.write(json.dumps(result) + "\n")

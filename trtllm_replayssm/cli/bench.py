@@ -14,6 +14,7 @@ import trtllm_replayssm.cli.bench_throughput as bench_throughput
 from trtllm_replayssm.bench.cases import KernelCase, Operation, kernel_cases, kernel_shapes, suites
 from trtllm_replayssm.checks import require_positive
 from trtllm_replayssm.errors import ConfigError
+from trtllm_replayssm.whole_file import growing_file
 
 
 def add_command(commands: Any) -> None:
@@ -34,7 +35,10 @@ def add_command(commands: Any) -> None:
     kernel.add_argument("--rows", help="batch sizes, comma separated (default: all of the list)")
     kernel.add_argument("--tokens", help="tokens of a step, comma separated (default: all of the list)")
     kernel.add_argument("--rounds", type=int, default=20, help="timed replays of each graph (default 20)")
-    kernel.add_argument("--json", type=Path, metavar="FILE", help="also write one JSON object a line")
+    kernel.add_argument(
+        "--json", type=Path, metavar="FILE",
+        help="also write one JSON object a line, into FILE.partial until the command ends well",
+    )  # fmt: skip
     kernel.add_argument(
         "--peers", action="store_true", help="also time the kernels of installed peers (vllm, flashinfer)"
     )
@@ -58,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     if arguments.json is None:
         return _measure(cases, arguments, None)
-    with arguments.json.open("w", encoding="utf-8") as lines:
+    with growing_file(arguments.json) as lines:
         return _measure(cases, arguments, lines)
 
 

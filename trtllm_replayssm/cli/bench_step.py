@@ -11,6 +11,7 @@ from trtllm_replayssm.cli.options import ACTIVATIONS, add_replay_options, replay
 from trtllm_replayssm.cli.values import integers, layer_range
 from trtllm_replayssm.dtypes import ActivationDtype
 from trtllm_replayssm.weights.presets import preset_names
+from trtllm_replayssm.whole_file import growing_file
 
 _DESCRIPTION = """Times whole decode steps (T = 1) and verify steps by replay of one CUDA graph each: forward pass,
 argmax, acceptance forced to a mean, commit and the next step's inputs, flushes of full windows included, rows at all
@@ -46,7 +47,10 @@ def add_command(kinds: Any) -> None:
     )
     step.add_argument("--activation", choices=ACTIVATIONS, default="bfloat16")
     step.add_argument("--device", default="cuda")
-    step.add_argument("--json", type=Path, metavar="FILE", help="also write one JSON object a line")
+    step.add_argument(
+        "--json", type=Path, metavar="FILE",
+        help="also write one JSON object a line, into FILE.partial until the command ends well",
+    )  # fmt: skip
     step.add_argument("--png", type=Path, metavar="FILE", help="draw the breakdown")
     add_replay_options(step)
     step.set_defaults(run=run)
@@ -61,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json is None:
         rows = _measure(arguments, None)
     else:
-        with arguments.json.open("w", encoding="utf-8") as lines:
+        with growing_file(arguments.json) as lines:
             rows = _measure(arguments, lines)
     _draw(rows, arguments.png)
     return 0

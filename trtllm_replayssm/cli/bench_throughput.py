@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from trtllm_replayssm.checks import require_positive
 from trtllm_replayssm.cli.options import add_drafter_options, add_replay_options, replay_config, speculative_config
 from trtllm_replayssm.errors import ConfigError
+from trtllm_replayssm.whole_file import growing_file
 
 _NOISE = {"float32": 5e-3, "bfloat16": 0.125, "float16": 0.02}  # logits; see docs/serving.md
 _DESCRIPTION = """Runs a file of requests (one JSON object a line: task_id, prompt or input_ids, output_tokens) greedily
@@ -65,9 +67,10 @@ def run(arguments: argparse.Namespace) -> int:
         concurrency=arguments.concurrency or arguments.max_batch_size, request_rate=arguments.request_rate,
         seed=arguments.seed,
     )  # fmt: skip
-    report = {**measure(setup, requests, traffic, noise), "machine": describe(usable_device(arguments.device))}
-    if arguments.report_json is not None:
-        arguments.report_json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    with nullcontext() if arguments.report_json is None else growing_file(arguments.report_json) as file:
+        report = {**measure(setup, requests, traffic, noise), "machine": describe(usable_device(arguments.device))}
+        if file is not None:
+            file.write(json.dumps(report, indent=2) + "\n")
     _print(report)
     return 0 if report["text_equality"]["green"] else 1
 

@@ -49,7 +49,7 @@ def add_command(commands: Any) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     add_replay_options(parser)
     defaults = {name: parser.get_default(name) for name in _BUILT}
-    parser.set_defaults(run=run, defaults=defaults)
+    parser.set_defaults(**dict.fromkeys(_BUILT), run=run, defaults=defaults)  # what is None was not given
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -64,6 +64,11 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.gpu_memory is not None and not 0 < arguments.gpu_memory * GIB < math.inf:
         raise ConfigError("plan", "--gpu-memory", expected="a positive number of GiB", got=arguments.gpu_memory)
     parts = bundle_parts(Path(arguments.model))
+    if parts:
+        _refuse_given(arguments)
+    for name, default in arguments.defaults.items():
+        if getattr(arguments, name) is None:
+            setattr(arguments, name, default)
     plan, bundle = _bundle_plan(arguments, parts[0]) if parts else (_plan(arguments), None)
     if arguments.json:
         made = {} if bundle is None else {"contexts": bundle[0].recorded, "built_for": bundle[1]}
@@ -78,6 +83,16 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _refuse_given(arguments: argparse.Namespace) -> None:
+    """ConfigError for an option that a bundle answers itself, also where both say the same."""
+    for name in arguments.defaults:
+        if getattr(arguments, name) is not None:
+            raise ConfigError(
+                "plan", f"--{name.replace('_', '-')}", expected="none: a bundle is planned as the bundle was built",
+                got=getattr(arguments, name),
+            )  # fmt: skip
+
+
 def _plan(arguments: argparse.Namespace) -> MemoryPlan:
     pool = PoolConfig(slots=1, max_seq_len=arguments.max_seq_len, activation=ActivationDtype(arguments.activation))
     geometry, weights = _model(arguments.model, pool.activation.itemsize)
@@ -90,12 +105,6 @@ def _plan(arguments: argparse.Namespace) -> MemoryPlan:
 
 def _bundle_plan(arguments: argparse.Namespace, part: Path) -> tuple[MemoryPlan, tuple[ContextMemory, int]]:
     """Of one GPU of a bundle; its engines have execution contexts too, and a batch that they were built for."""
-    for name, default in arguments.defaults.items():
-        if getattr(arguments, name) != default:
-            raise ConfigError(
-                "plan", f"--{name.replace('_', '-')}", expected="none: a bundle is planned as the bundle was built",
-                got=getattr(arguments, name),
-            )  # fmt: skip
     manifest = read_manifest(part)
     build = manifest.build
     slots = arguments.max_batch_size or build.max_batch

@@ -10,6 +10,7 @@ from typing import Any
 from trtllm_replayssm.bench.step.breakdown import PARTS
 from trtllm_replayssm.bench.step.report import Row
 from trtllm_replayssm.errors import ConfigError
+from trtllm_replayssm.whole_file import whole_file
 
 _COLOURS = ("tab:red", "tab:pink", "tab:green", "tab:purple", "tab:blue", "tab:grey")
 
@@ -45,7 +46,8 @@ def draw_steps(rows: Sequence[Row], path: Path) -> bool:
     canvas, axes = pyplot.subplots(figsize=(max(5.0, 1.5 + 0.75 * len(steps)), 4.6), layout="constrained")
     try:
         _bars(axes, steps)
-        canvas.savefig(path, dpi=110, metadata={"Software": None})
+        with whole_file(path) as file:
+            canvas.savefig(file, format=path.suffix.removeprefix(".") or "png", dpi=110, metadata={"Software": None})
     finally:
         pyplot.close(canvas)
     return True
