@@ -1,0 +1,77 @@
+"""Ten thousand steps of batches of up to 64 requests on a GPU: texts, foreign slots, memory, slots."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.native import harness
+from tests.native.test_session import weights
+from tests.paths import EXAMPLES
+from tests.runtime.cpu_judge import judge, longest
+from tests.runtime.steady_traffic import LONGEST, SteadyTraffic, prompts
+from tests.runtime.torch_loops import DRAFTS, bystander, make_engine
+from trtllm_replayssm.config import CudaGraphConfig, PoolConfig, ReplayConfig
+from trtllm_replayssm.dtypes import ActivationDtype
+from trtllm_replayssm.runtime.pools.state_pools import StatePools
+from trtllm_replayssm.runtime.session.torch_session import TorchSession
+from trtllm_replayssm.weights.checkpoint import Checkpoint
+
+pytestmark = [
+    pytest.mark.gpu, pytest.mark.slow,
+    pytest.mark.skipif(harness.unavailable() is not None, reason=str(harness.unavailable())),
+]  # fmt: skip
+
+ROWS = 64
+STEPS = 10_000
+TRAFFIC = [
+    ("nemotron-tiny-nvfp4", "plain"), ("nemotron-tiny-nvfp4", "ngram"), ("qwen3_5-tiny-nvfp4", "plain"),
+    ("qwen3_5-tiny-nvfp4", "ngram"), ("qwen3_5-tiny-nvfp4", "mtp"), ("qwen3_5-tiny-nvfp4", "mtp-sampled"),
+]  # fmt: skip
+
+
+def open_session(model: Path, device: str, *, conventional: bool = False) -> TorchSession:
+    """65 slots. The CPU's is the plainest there is: conventional states, nothing recorded."""
+    pool = PoolConfig(slots=ROWS + 1, max_seq_len=192, activation=ActivationDtype.BFLOAT16)
+    with Checkpoint.open(model) as checkpoint:
+        geometry = checkpoint.geometry
+    replay = ReplayConfig(window=16, max_step_tokens=1 + DRAFTS)
+    pools = StatePools.allocate(geometry, replay, pool, conventional=conventional, device=torch.device(device))
+    graphs = CudaGraphConfig() if device == "cuda" else None
+    return TorchSession(weights(model, device, ActivationDtype.BFLOAT16), pools, cuda_graphs=graphs)
+
+
+@pytest.mark.parametrize(("name", "kind"), TRAFFIC)
+def test_ten_thousand_steps_give_the_cpu_s_text_touch_no_other_slot_and_need_no_more_memory(
+    name: str, kind: str
+) -> None:
+    session = open_session(EXAMPLES / name, "cuda")
+    slot, held = bystander(session)
+    engine = make_engine(session, kind, ahead=True)
+    engine.warm_up()
+    recorded, used = session.graphs.count, []
+
+    def after(step: int) -> None:
+        if step in (STEPS // 5, STEPS * 9 // 10):
+            torch.cuda.synchronize()
+            used.append((torch.cuda.memory_allocated(), torch.cuda.memory_reserved()))
+        if step % 250 == 0:
+            assert session.pools.slot_hash(slot) == held
+
+    traffic = SteadyTraffic(engine, prompts(64, 4000, seed=7), ROWS, seed=11)
+    traffic.run(STEPS, after)
+    assert session.pools.slot_hash(slot) == held
+    assert used[0][1] == used[1][1] and session.graphs.count == recorded > 0
+    assert session.free_slots == session.pool.slots - 1
+    assert engine.stats.preemptions > 500 and traffic.admitted > 5_000
+    assert [done for done in traffic.served if not done.ends_well()] == []
+    texts = longest((done.prompt, done.tokens) for done in traffic.served)
+    assert max(len(tokens) for _, tokens in texts) == LONGEST
+    session.free(slot)
+    verdict = judge(texts, open_session(EXAMPLES / name, "cpu", conventional=True), session)
+    print(f"{name} {kind}: {traffic.admitted} requests, {len(texts)} texts, {verdict.tokens} tokens, "
+          f"{verdict.undecided} undecided; {engine.stats}")  # fmt: skip
+    assert verdict.wrong == []
+    assert verdict.undecided <= verdict.tokens // 20
