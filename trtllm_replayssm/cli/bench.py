@@ -40,8 +40,9 @@ def add_command(commands: Any) -> None:
         help="also write one JSON object a line, into FILE.partial until the command ends well",
     )  # fmt: skip
     kernel.add_argument(
-        "--peers", action="store_true", help="also time the kernels of installed peers (vllm, flashinfer)"
-    )
+        "--peers", nargs="?", const="also", choices=("also", "only"),
+        help="also time the kernels of installed peers (vllm, flashinfer); only: not ours",
+    )  # fmt: skip
     kernel.add_argument(
         "--schemes", action="store_true", help="also time our versions of earlier recovery schemes (paper, Appendix A)"
     )
@@ -111,9 +112,10 @@ def _measure(cases: list[KernelCase], arguments: argparse.Namespace, lines: IO[s
     others: list[Iterator[dict[str, Any]]] = []
     if arguments.schemes:
         others.append(run_schemes(cases, library, bandwidth, rounds=arguments.rounds))
-    if arguments.peers:
+    if arguments.peers is not None:
         others.append(run_peers(cases, bandwidth, rounds=arguments.rounds))
-    ours = (entry(row) for row in run_cases(cases, library, bandwidth, rounds=arguments.rounds))
+    own = () if arguments.peers == "only" else cases
+    ours = (entry(row) for row in run_cases(own, library, bandwidth, rounds=arguments.rounds))
     red = False
     for fields in chain(ours, *others):
         write(fields)
