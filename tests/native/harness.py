@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from trtllm_replayssm.config import ReplayConfig
+from trtllm_replayssm.launches import UpdateLaunch
 from trtllm_replayssm.ops import _abi
 from trtllm_replayssm.shapes import SsmKind, SsmShape
 
@@ -64,6 +65,8 @@ class Pool:
     device: str = "cuda"
     tensors: dict[str, Any] = field(default_factory=dict)
     workspace: Any = None
+    launch: UpdateLaunch | None = None  # asked of the library, instead of its own choice
+    flags: int = 0  # of every update, beside those of the call
 
     def __post_init__(self) -> None:
         import torch
@@ -104,7 +107,8 @@ class Pool:
         args = _abi.UpdateArgs(
             kind=int(_abi.Kind.MAMBA2 if self.shape.kind is SsmKind.MAMBA2 else _abi.Kind.GDN),
             window=self.config.window,
-            flags=flags,
+            flags=flags | self.flags,
+            launch=_abi.LaunchConstants(*([] if self.launch is None else self.launch.numbers)),
             out=view(out),
             **{name: view(tensor) for name, tensor in rows.items()},
             **{name: view(tensor) for name, tensor in self.tensors.items()},

@@ -1,0 +1,84 @@
+"""Every built instance of the update and of the conventional step, small: both activations, every width of a step.
+
+Other tests go through windows, fills and shapes; this one leaves no instance out, which compute-sanitizer's list needs.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.layer_shapes import ssm_shape
+from tests.native import harness
+from tests.native.narrow import CASES, NarrowTwin, config
+from tests.native.test_conventional import Problem
+from tests.native.twin import Twin
+from trtllm_replayssm.config import ReplayConfig
+from trtllm_replayssm.dtypes import StateFormat
+from trtllm_replayssm.launches import UpdateKernel, UpdateLaunch
+from trtllm_replayssm.ops import _abi
+from trtllm_replayssm.shapes import SsmKind
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(harness.unavailable() is not None, reason=str(harness.unavailable()))]
+
+ACTIVATIONS = ("bfloat16", "float16")
+FAMILIES = [
+    pytest.param(SsmKind.MAMBA2, 64, id="mamba2-64"),
+    pytest.param(SsmKind.MAMBA2, 80, id="mamba2-80"),
+    pytest.param(SsmKind.GDN, 128, id="gdn-128"),
+]
+SETTLED = _abi.UPDATE_PROGRAMMATIC_LAUNCH | _abi.UPDATE_SETTLED_STATE
+FLOAT32 = [
+    pytest.param(UpdateKernel.PLAIN, 1, 0, id="plain"),
+    pytest.param(UpdateKernel.PLAIN, 1, SETTLED, id="plain-settled"),
+    *(pytest.param(kernel, tokens, 0, id=f"{kernel.name.lower()}-{tokens}")
+      for kernel in (UpdateKernel.DIRECT, UpdateKernel.STREAMED) for tokens in (1, 4, 8, 16)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kernel", "tokens", "flags"), FLOAT32)
+@pytest.mark.parametrize("act", ACTIVATIONS)
+@pytest.mark.parametrize(("kind", "head_dim"), FAMILIES)
+def test_float32_states(
+    library: _abi.Library, kind: SsmKind, head_dim: int, act: str, kernel: UpdateKernel, tokens: int, flags: int
+) -> None:
+    """Four steps with flushes; a row of fewer tokens, a padding row."""
+    replay = ReplayConfig(window=max(tokens, 2), max_step_tokens=tokens)
+    twin = Twin(library, ssm_shape(kind, heads=8, groups=2, head_dim=head_dim, state_dim=128), replay, act, slots=3)
+    twin.pool.launch, twin.pool.flags = UpdateLaunch(kernel=kernel), flags
+    for slot in (0, 2):
+        twin.admit(slot, origin=slot)
+    for step in range(4):
+        fewer = max(tokens - step, 1)
+        twin.step([2, -1, 0], [tokens, tokens, fewer], [tokens, 0, fewer], tokens)
+
+
+@pytest.mark.parametrize("tokens", [1, 4])
+@pytest.mark.parametrize("act", ACTIVATIONS)
+@pytest.mark.parametrize(("kind", "head_dim"), FAMILIES)
+@pytest.mark.parametrize(("recurrence", "read"), CASES)
+def test_narrow_states(
+    library: _abi.Library, recurrence: StateFormat, read: StateFormat | None, kind: SsmKind, head_dim: int, act: str,
+    tokens: int,
+) -> None:  # fmt: skip
+    """A row that flushes, one that does not, a padding row."""
+    shape = ssm_shape(kind, heads=8, groups=2, head_dim=head_dim, state_dim=128)
+    twin = NarrowTwin(library, shape, config(recurrence, read, 16, tokens), act, slots=3)
+    for slot, (h, origin) in enumerate([(16, 5), (3, 9)]):
+        twin.admit(slot, h, origin)
+    twin.step([1, -1, 0], [tokens, tokens, tokens], tokens=tokens)
+    twin.check_neighbours()
+
+
+@pytest.mark.parametrize("rows", [2, 42], ids=["few", "many"])
+@pytest.mark.parametrize("tokens", [1, 2])
+@pytest.mark.parametrize("act", ACTIVATIONS)
+@pytest.mark.parametrize(("kind", "head_dim"), FAMILIES)
+def test_conventional_steps(
+    library: _abi.Library, kind: SsmKind, head_dim: int, act: str, tokens: int, rows: int
+) -> None:
+    """In place and with a state after each token, at both ends of the launch choice; one row is padding."""
+    shape = ssm_shape(kind, heads=8, groups=2, head_dim=head_dim, state_dim=128)
+    slots = [-1 if row == 1 else rows - row for row in range(rows)]
+    problem = Problem(shape, slots, [tokens] * rows, tokens, entries=1 if tokens == 1 else tokens + 1, act=act)
+    problem.run(library)
+    problem.check()
