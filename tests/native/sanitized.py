@@ -1,51 +1,188 @@
-"""The reduced case list for compute-sanitizer: every kernel once with a flush, small shapes, results compared as usual.
+"""compute-sanitizer over a list of GPU tests that launches every kernel of the library: all tools, several processes.
 
-    compute-sanitizer --tool memcheck --kernel-regex kns=replayssm --error-exitcode 9 python -m tests.native.sanitized
+    python -m tests.native.sanitized --workers 12 --json h200_sanitizer.json      # on a machine with a GPU
+    python -m tests.native.sanitized --tools racecheck --only test_update.py      # a part of it
 
-Tools: memcheck, racecheck, synccheck; initcheck without the regular expression, as it must see torch's writes. Names of
-test modules as arguments choose among the list. The exit status is pytest's, 9 where the tool found something.
+The list (`sanitized_cases.txt`: tests, or functions with all their parameters) is of small shapes; results are
+compared as usual. Tools: memcheck, racecheck and synccheck over this library's kernels, initcheck over all, as it must
+see torch's writes; and `kernels`, which is no tool: which kernels the cases launch, by torch's profiler. A line a tool:
+cases, those that passed, failed or were not reached, and what it found, by kernel. Exit status 1 when it found any.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
 import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-import pytest
+from tests.contract.rooms import ROOT
 
 HERE = Path(__file__).parent
-CASES = (
-    "test_update.py::test_random_steps_match_the_specification[mamba2-64-1-8-direct]",
-    "test_update.py::test_random_steps_match_the_specification[mamba2-64-1-8-streamed]",
-    "test_update.py::test_random_steps_match_the_specification[mamba2-64-4-8-direct]",
-    "test_update.py::test_random_steps_match_the_specification[mamba2-64-4-8-streamed]",
-    "test_update.py::test_random_steps_match_the_specification[gdn-128-1-8-direct]",
-    "test_update.py::test_random_steps_match_the_specification[gdn-128-1-8-streamed]",
-    "test_update.py::test_random_steps_match_the_specification[gdn-128-4-8-direct]",
-    "test_update.py::test_random_steps_match_the_specification[gdn-128-4-8-streamed]",
-    "test_narrow_update.py::test_three_windows_of_plain_decoding[float32-nvfp4]",
-    "test_narrow_update.py::test_three_windows_of_plain_decoding[float16-shared]",
-    "test_narrow_update.py::test_three_windows_of_plain_decoding[fp8-shared]",
-    "test_narrow_gdn.py::test_verification_matches_the_reference_in_any_window[float32-nvfp4-4-4]",
-    "test_narrow_gdn.py::test_verification_matches_the_reference_in_any_window[float16-shared-4-4]",
-    "test_prefill.py::test_pending_records_are_folded_first[mamba2-64-16]",
-    "test_prefill.py::test_chunks_of_a_prompt_keep_a_float32_carry[mamba2-80]",
-    "test_prefill.py::test_chunks_of_a_prompt_keep_a_float32_carry[gdn-128]",
-    "test_prefill_formats.py::test_a_carried_chunk_ends_in_the_copies",
-    "test_conventional.py::test_plain_step_in_place_matches_the_recurrence[mamba2-80-bfloat16-B9]",
-    "test_conventional.py::test_a_verification_leaves_a_state_after_each_token[mamba2-80-3-0]",
-    "test_ssm_inputs.py::test_the_convolution_has_the_bits_of_the_one_alone[5-GDN]",
-    "test_gated_norm.py::test_a_token_has_the_same_bits_in_any_batch_and_launch",
-    "test_state_io.py::test_all_decay_gone_stays_finite",
-    "test_slots.py::test_cursors_of_the_given_slots_are_as_new[True]",
-)
+LIST = HERE / "sanitized_cases.txt"
+KERNELS = "kernels"
+OURS = ("--kernel-regex", "kns=replayssm")
+TOOLS = {"memcheck": OURS, "racecheck": OURS, "synccheck": OURS, "initcheck": (), KERNELS: ()}
+_FOUND = re.compile(r"^=+ (?:Error: |Warning: )?((?:Invalid|Uninitialized|Race reported|Barrier|Program hit)[^\n]*)")
+_KERNEL = re.compile(r"replayssm::((?:\w+::)*\w+Kernel)\b")
+_SUMMARY = re.compile(r"SUMMARY: (\d+) (?:errors?|hazards? displayed)")
 
 
-def main(modules: list[str]) -> int:
-    """Runs the chosen cases in this process; pytest's exit status."""
-    chosen = [case for case in CASES if not modules or case.partition(".")[0] in modules]
-    return int(pytest.main(["-q", "-x", "-p", "no:cacheprovider", *(str(HERE / case) for case in chosen)]))
+@dataclass
+class Part:
+    """What a process with a share of the cases reported."""
+
+    outcomes: dict[str, str] = field(default_factory=dict)
+    findings: Counter[str] = field(default_factory=Counter)
+    kernels: set[str] = field(default_factory=set)
+    ended: bool = False  # the tool printed its summary
+
+
+def cases(only: Sequence[str] = ()) -> list[str]:
+    """Names of the list, below this folder; of the named modules alone."""
+    lines = LIST.read_text(encoding="utf-8").split("\n")
+    return [line for line in lines if line and (not only or line.partition("::")[0] in only)]
+
+
+def sanitizer() -> str:
+    """The program. Raises FileNotFoundError."""
+    found = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
+    if not Path(found).exists():
+        raise FileNotFoundError(f"compute-sanitizer: not on the PATH, and no {found}")
+    return found
+
+
+def collected(names: Sequence[str]) -> list[str]:
+    """The tests behind the names, as pytest calls them."""
+    command = [sys.executable, "-m", "pytest", "-q", "--collect-only", "-p", "no:cacheprovider", *_paths(names)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(done.stdout[-2000:] + done.stderr[-2000:])
+    return [line for line in done.stdout.splitlines() if "::" in line]
+
+
+def _paths(names: Sequence[str]) -> list[str]:
+    return [name if name.startswith("tests/") else f"tests/native/{name}" for name in names]
+
+
+def run_part(tool: str, tests: Sequence[str], until: float, folder: Path) -> Part:
+    """One process over some tests; interrupted when the time is over. `folder` gets its log."""
+    results, launched, log = (folder / name for name in ("results.jsonl", "kernels.jsonl", "log.txt"))
+    if until <= time.monotonic():
+        return Part()
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--result-log", str(results), *tests]
+    if tool == KERNELS:
+        command[4:4] = ["-p", "tests.native.launched_kernels"]
+    else:
+        command = [sanitizer(), "--tool", tool, *TOOLS[tool], "--print-limit", "40", "--error-exitcode", "9", *command]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "REPLAYSSM_LAUNCHED_KERNELS": str(launched)}
+    with log.open("w") as out:
+        process = subprocess.Popen(
+            command, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT, env=environment, start_new_session=True
+        )
+        try:
+            process.wait(max(until - time.monotonic(), 0.1))
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGINT)
+            try:
+                process.wait(5)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+    return read_part(results, launched, log.read_text(errors="replace"), ended=tool == KERNELS)
+
+
+def read_part(results: Path, launched: Path, log: str, *, ended: bool) -> Part:
+    """What a process left behind."""
+    part = Part(ended=ended or _SUMMARY.search(log) is not None)
+    for line in results.read_text().splitlines() if results.exists() else ():
+        row = json.loads(line)
+        part.outcomes[row["test"]] = row["outcome"]
+    for line in launched.read_text().splitlines() if launched.exists() else ():
+        part.kernels |= set(json.loads(line)["kernels"])
+    for message, after in _messages(log):
+        kernel = _KERNEL.search(f"{message} {after}")
+        kind = re.split(r" of size | at | between ", message)[0]
+        part.findings[f"{kind}: {kernel[1] if kernel else 'not in a kernel of ours'}"] += 1
+    return part
+
+
+def _messages(log: str) -> Iterator[tuple[str, str]]:
+    lines = log.splitlines()
+    for number, line in enumerate(lines):
+        found = _FOUND.match(line)
+        if found is not None:
+            yield found[1], lines[number + 1] if number + 1 < len(lines) else ""
+
+
+def run_tool(tool: str, tests: Sequence[str], workers: int, until: float, logs: Path) -> Part:
+    """All of them under one tool, in `workers` processes, each with every n-th test."""
+    whole = Part(ended=True)
+
+    def one(share: int) -> Part:
+        folder = logs / f"{tool}.{share}"
+        folder.mkdir(parents=True, exist_ok=True)
+        return run_part(tool, tests[share::workers], until, folder)
+
+    with ThreadPoolExecutor(workers) as pool:
+        for part in pool.map(one, range(min(workers, len(tests)))):
+            whole.outcomes |= part.outcomes
+            whole.findings += part.findings
+            whole.kernels |= part.kernels
+            whole.ended &= part.ended
+    return whole
+
+
+def row_of(tool: str, tests: Sequence[str], whole: Part, machine: dict[str, str]) -> dict[str, Any]:
+    """A line of the result file."""
+    passed = [t for t, outcome in whole.outcomes.items() if outcome == "passed"]
+    row = {
+        "what": "sanitizer", "tool": tool, "cases": len(tests), "passed": len(passed),
+        "skipped": sum(outcome == "skipped" for outcome in whole.outcomes.values()),
+        "failed": sorted(t for t, outcome in whole.outcomes.items() if outcome == "failed"),
+        "not_reached": sorted(set(tests) - set(whole.outcomes)), "ended": whole.ended,
+        "findings": dict(sorted(whole.findings.items())), **machine,
+    }  # fmt: skip
+    return row | ({"kernels": len(whole.kernels), "names": sorted(whole.kernels)} if tool == KERNELS else {})
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the tools one after the other and prints a line for each; 1 when one found something or a case failed."""
+    from trtllm_replayssm.bench.machine import describe
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tools", default=",".join(TOOLS), help=f"of {', '.join(TOOLS)} (default: all)")
+    parser.add_argument("--only", default="", help="modules of the list, comma separated (default: all)")
+    parser.add_argument("--workers", type=int, default=8, help="processes at once (default 8)")
+    parser.add_argument("--limit", type=float, default=3600.0, help="seconds for each tool (default 3600)")
+    parser.add_argument("--logs", type=Path, help="folder that keeps the logs (default: none)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="add the lines to this file")
+    options = parser.parse_args(arguments)
+    tests, clean = collected(cases([name for name in options.only.split(",") if name])), True
+    with tempfile.TemporaryDirectory() as scratch:
+        for tool in options.tools.split(","):
+            until = time.monotonic() + options.limit
+            whole = run_tool(tool, tests, options.workers, until, options.logs or Path(scratch))
+            row = row_of(tool, tests, whole, describe())
+            clean &= not row["findings"] and not row["failed"] and not row["not_reached"] and row["ended"]
+            print(json.dumps({**row, "names": None, "not_reached": len(row["not_reached"])}), flush=True)
+            if options.json is not None:
+                with options.json.open("a", encoding="utf-8") as lines:
+                    lines.write(json.dumps(row) + "\n")
+    return 0 if clean else 1
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())
