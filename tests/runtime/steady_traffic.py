@@ -13,7 +13,6 @@ from trtllm_replayssm.runtime.outputs import RequestOutput, request_output
 from trtllm_replayssm.runtime.sampling.params import SamplingParams
 
 STOPS = (3, 5, 7)
-LONGEST = 96  # new tokens of a request
 _GREEDY: tuple[dict[str, Any], ...] = ({}, {}, {"stop_token_ids": list(STOPS)})
 _SAMPLED: tuple[dict[str, Any], ...] = (
     {"temperature": 0.7},
@@ -43,21 +42,24 @@ class Served:
 
 
 def prompts(count: int, vocab: int, *, seed: int) -> list[tuple[int, ...]]:
-    """Of 1 to 39 tokens, each a short pattern again and again, so that n-grams match."""
+    """Of 1 to 23 tokens, each a short pattern again and again, so that n-grams match."""
     rng = np.random.default_rng(seed)
     periods = [rng.integers(1, vocab, rng.integers(1, 6)) for _ in range(count)]
-    return [tuple(int(t) for t in np.resize(period, rng.integers(1, 40))) for period in periods]
+    return [tuple(int(t) for t in np.resize(period, rng.integers(1, 24))) for period in periods]
 
 
 class SteadyTraffic:
     """Admits, cancels and preempts at random; what its greedy requests got is in `served`.
 
     How many requests are wanted at once changes every fifty steps, between a quarter and five quarters of the batch, so
-    that some wait and some steps have few rows. One in six requests samples, one in a thousand needs the host.
+    that some wait and some steps have few rows. A request gets 1 to `longest` new tokens. One in six samples, one in a
+    thousand needs the host.
     """
 
-    def __init__(self, engine: Engine, prompts: Sequence[tuple[int, ...]], batch: int, *, seed: int) -> None:
-        self._engine, self._prompts, self._batch = engine, prompts, batch
+    def __init__(
+        self, engine: Engine, prompts: Sequence[tuple[int, ...]], batch: int, *, longest: int, seed: int
+    ) -> None:
+        self._engine, self._prompts, self._batch, self._longest = engine, prompts, batch, longest
         self._rng = np.random.default_rng(seed)
         self._live: dict[int, tuple[tuple[int, ...], dict[str, Any]]] = {}
         self.served: list[Served] = []
@@ -92,7 +94,7 @@ class SteadyTraffic:
         kind = self._rng.random()
         pool = _SAMPLED if kind < 1 / 6 else _GREEDY
         settings = dict(_BY_THE_HOST if kind > 0.999 else pool[int(self._rng.integers(len(pool)))])
-        settings |= {"max_tokens": int(self._rng.integers(1, LONGEST + 1)), "seed": self.admitted, "end_id": -1}
+        settings |= {"max_tokens": int(self._rng.integers(1, self._longest + 1)), "seed": self.admitted, "end_id": -1}
         self._live[self._engine.add_request(prompt, SamplingParams(**settings))] = (prompt, settings)
         self.admitted += 1
 

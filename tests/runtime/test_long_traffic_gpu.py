@@ -11,7 +11,7 @@ from tests.native import harness
 from tests.native.test_session import weights
 from tests.paths import EXAMPLES
 from tests.runtime.cpu_judge import judge, longest
-from tests.runtime.steady_traffic import LONGEST, SteadyTraffic, prompts
+from tests.runtime.steady_traffic import SteadyTraffic, prompts
 from tests.runtime.torch_loops import DRAFTS, bystander, make_engine
 from trtllm_replayssm.config import CudaGraphConfig, PoolConfig, ReplayConfig
 from trtllm_replayssm.dtypes import ActivationDtype
@@ -26,6 +26,7 @@ pytestmark = [
 
 ROWS = 64
 STEPS = 10_000
+LONGEST = 256  # new tokens of a request
 TRAFFIC = [
     ("nemotron-tiny-nvfp4", "plain"), ("nemotron-tiny-nvfp4", "ngram"), ("qwen3_5-tiny-nvfp4", "plain"),
     ("qwen3_5-tiny-nvfp4", "ngram"), ("qwen3_5-tiny-nvfp4", "mtp"), ("qwen3_5-tiny-nvfp4", "mtp-sampled"),
@@ -34,7 +35,7 @@ TRAFFIC = [
 
 def open_session(model: Path, device: str, *, conventional: bool = False) -> TorchSession:
     """65 slots. The CPU's is the plainest there is: conventional states, nothing recorded."""
-    pool = PoolConfig(slots=ROWS + 1, max_seq_len=192, activation=ActivationDtype.BFLOAT16)
+    pool = PoolConfig(slots=ROWS + 1, max_seq_len=288, activation=ActivationDtype.BFLOAT16)
     with Checkpoint.open(model) as checkpoint:
         geometry = checkpoint.geometry
     replay = ReplayConfig(window=16, max_step_tokens=1 + DRAFTS)
@@ -60,12 +61,12 @@ def test_ten_thousand_steps_give_the_cpu_s_text_touch_no_other_slot_and_need_no_
         if step % 250 == 0:
             assert session.pools.slot_hash(slot) == held
 
-    traffic = SteadyTraffic(engine, prompts(64, 4000, seed=7), ROWS, seed=11)
+    traffic = SteadyTraffic(engine, prompts(32, 4000, seed=7), ROWS, longest=LONGEST, seed=11)
     traffic.run(STEPS, after)
     assert session.pools.slot_hash(slot) == held
     assert used[0][1] == used[1][1] and session.graphs.count == recorded > 0
     assert session.free_slots == session.pool.slots - 1
-    assert engine.stats.preemptions > 500 and traffic.admitted > 5_000
+    assert engine.stats.preemptions > 500 and traffic.admitted > 3_000
     assert [done for done in traffic.served if not done.ends_well()] == []
     texts = longest((done.prompt, done.tokens) for done in traffic.served)
     assert max(len(tokens) for _, tokens in texts) == LONGEST
