@@ -33,13 +33,13 @@ TRAFFIC = [
 ]  # fmt: skip
 
 
-def open_session(model: Path, device: str, *, conventional: bool = False) -> TorchSession:
-    """65 slots. The CPU's is the plainest there is: conventional states, nothing recorded."""
+def open_session(model: Path, device: str) -> TorchSession:
+    """65 slots; on a GPU steps are recorded."""
     pool = PoolConfig(slots=ROWS + 1, max_seq_len=288, activation=ActivationDtype.BFLOAT16)
     with Checkpoint.open(model) as checkpoint:
         geometry = checkpoint.geometry
     replay = ReplayConfig(window=16, max_step_tokens=1 + DRAFTS)
-    pools = StatePools.allocate(geometry, replay, pool, conventional=conventional, device=torch.device(device))
+    pools = StatePools.allocate(geometry, replay, pool, conventional=False, device=torch.device(device))
     graphs = CudaGraphConfig() if device == "cuda" else None
     return TorchSession(weights(model, device, ActivationDtype.BFLOAT16), pools, cuda_graphs=graphs)
 
@@ -71,7 +71,7 @@ def test_ten_thousand_steps_give_the_cpu_s_text_touch_no_other_slot_and_need_no_
     texts = longest((done.prompt, done.tokens) for done in traffic.served)
     assert max(len(tokens) for _, tokens in texts) == LONGEST
     session.free(slot)
-    verdict = judge(texts, open_session(EXAMPLES / name, "cpu", conventional=True), session)
+    verdict = judge(texts, open_session(EXAMPLES / name, "cpu"), session)
     print(f"{name} {kind}: {traffic.admitted} requests, {len(texts)} texts, {verdict.tokens} tokens, "
           f"{verdict.undecided} undecided; {engine.stats}")  # fmt: skip
     assert verdict.wrong == []
