@@ -158,6 +158,13 @@ def row_of(tool: str, tests: Sequence[str], whole: Part, machine: dict[str, str]
     return row | ({"kernels": len(whole.kernels), "names": sorted(whole.kernels)} if tool == KERNELS else {})
 
 
+def left_over(results: Path, tool: str, tests: Sequence[str]) -> list[str]:
+    """The tests that the tool's last line of a result file did not reach; all where it has none."""
+    rows = [json.loads(line) for line in results.read_text(encoding="utf-8").splitlines()]
+    reached = [set(row["not_reached"]) for row in rows if row["tool"] == tool]
+    return [test for test in tests if not reached or test in reached[-1]]
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the tools one after the other and prints a line for each; 1 when one found something or a case failed."""
     from trtllm_replayssm.bench.machine import describe
@@ -169,13 +176,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--limit", type=float, default=3600.0, help="seconds for each tool (default 3600)")
     parser.add_argument("--logs", type=Path, help="folder that keeps the logs (default: none)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="add the lines to this file")
+    parser.add_argument("--rest", type=Path, metavar="FILE", help="only what a tool's last line there did not reach")
     options = parser.parse_args(arguments)
     tests, clean = collected(cases([name for name in options.only.split(",") if name])), True
     with tempfile.TemporaryDirectory() as scratch:
         for tool in options.tools.split(","):
+            chosen = tests if options.rest is None else left_over(options.rest, tool, tests)
             until = time.monotonic() + options.limit
-            whole = run_tool(tool, tests, options.workers, until, options.logs or Path(scratch))
-            row = row_of(tool, tests, whole, describe())
+            whole = run_tool(tool, chosen, options.workers, until, options.logs or Path(scratch))
+            row = row_of(tool, chosen, whole, describe())
             clean &= not row["findings"] and not row["failed"] and not row["not_reached"] and row["ended"]
             print(json.dumps({**row, "names": None, "not_reached": len(row["not_reached"])}), flush=True)
             if options.json is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tests.native.sanitized import KERNELS, Part, cases, collected, read_part, row_of
+from tests.native.sanitized import KERNELS, Part, cases, collected, left_over, read_part, row_of
 
 RACE = """========= COMPUTE-SANITIZER
 ========= Error: Race reported between Read access at void replayssm::weighed::streamedUpdateKernel<T<(int)1>>(P)+0x59d0
@@ -56,4 +56,7 @@ def test_a_line_says_what_did_not_pass(tmp_path: Path) -> None:
     kernels.write_text('{"test": "a", "kernels": ["x", "y"]}\n{"test": "b", "kernels": ["y"]}\n')
     row = row_of(KERNELS, ["a", "b", "c", "d"], read_part(results, kernels, "", ended=True), {"gpu": "a GPU"})
     assert (row["cases"], row["passed"], row["skipped"], row["failed"], row["not_reached"]) == (4, 1, 1, ["b"], ["d"])
+    (tmp_path / "lines").write_text(json.dumps(row) + "\n")
+    assert left_over(tmp_path / "lines", KERNELS, ["a", "d", "e"]) == ["d"]
+    assert left_over(tmp_path / "lines", "memcheck", ["a", "d"]) == ["a", "d"]
     assert row["kernels"] == 2 and row["names"] == ["x", "y"] and row["findings"] == {} and row["ended"]
