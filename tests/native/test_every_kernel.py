@@ -1,4 +1,4 @@
-"""Every built instance of the update and of the conventional step, small: both activations, every width of a step.
+"""Every built instance of update, conventional step and prompt scan, small: both activations, every width of a step.
 
 Other tests go through windows, fills and shapes; this one leaves no instance out, which compute-sanitizer's list needs.
 """
@@ -10,6 +10,7 @@ import pytest
 from tests.layer_shapes import ssm_shape
 from tests.native import harness
 from tests.native.narrow import CASES, NarrowTwin, config
+from tests.native.prompt_twin import PromptTwin
 from tests.native.test_conventional import Problem
 from tests.native.twin import Twin
 from trtllm_replayssm.config import ReplayConfig
@@ -82,3 +83,16 @@ def test_conventional_steps(
     problem = Problem(shape, slots, [tokens] * rows, tokens, entries=1 if tokens == 1 else tokens + 1, act=act)
     problem.run(library)
     problem.check()
+
+
+@pytest.mark.parametrize("state_dim", [64, 96, 128, 256])
+@pytest.mark.parametrize("act", ACTIVATIONS)
+@pytest.mark.parametrize(("kind", "head_dim"), [*FAMILIES, pytest.param(SsmKind.GDN, 64, id="gdn-64")])
+def test_prompts(library: _abi.Library, kind: SsmKind, head_dim: int, act: str, state_dim: int) -> None:
+    """Behind records, behind none, padding."""
+    shape = ssm_shape(kind, heads=4, groups=2, head_dim=head_dim, state_dim=state_dim)
+    twin = PromptTwin(library, shape, ReplayConfig(window=16), act, slots=2)
+    for slot in range(2):
+        twin.admit(slot, origin=slot)
+    twin.remember(1, 3)
+    twin.prefill([1, -1, 0], [18, 18, 5], tokens=18)
