@@ -17,7 +17,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 
 class ResultLog:
-    """A JSON line for each test as it ends: test, outcome, seconds with its fixtures, worker; where it failed, why."""
+    """A JSON line for each test as it ends: test, outcome, seconds with its fixtures, worker; why it did not pass."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("a", encoding="utf-8")
@@ -28,7 +28,7 @@ class ResultLog:
         name = report.nodeid
         self._seconds[name] = self._seconds.get(name, 0.0) + report.duration
         if report.when == "call" or report.outcome != "passed":
-            self._outcome.setdefault(name, (report.outcome, "" if report.outcome == "passed" else report.longreprtext))
+            self._outcome.setdefault(name, (report.outcome, _why(report)))
         if report.when == "teardown":
             self._write(name, getattr(report, "worker_id", ""))
 
@@ -40,8 +40,14 @@ class ResultLog:
     def _write(self, name: str, worker: str) -> None:
         outcome, why = self._outcome.pop(name, ("passed", ""))
         line = {"test": name, "outcome": outcome, "seconds": round(self._seconds.pop(name), 3), "worker": worker}
-        self._file.write(json.dumps(line | ({"why": why[-2000:]} if outcome == "failed" else {})) + "\n")
+        self._file.write(json.dumps(line | ({"why": why[-2000:]} if why else {})) + "\n")
         self._file.flush()
+
+
+def _why(report: pytest.TestReport) -> str:
+    if report.outcome == "passed":
+        return ""
+    return str(report.longrepr[2]) if isinstance(report.longrepr, tuple) else report.longreprtext
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
