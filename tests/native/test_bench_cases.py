@@ -128,9 +128,8 @@ def test_every_built_kernel_of_the_list_passes_its_gate(case: KernelCase) -> Non
 def test_every_recovery_scheme_verifies_and_recovers_like_the_recurrence(
     shape_name: str, scheme: Scheme, accepted: int
 ) -> None:
-    (case,) = (
-        c for c in kernel_cases() if (c.shape_name, c.operation, c.tokens) == (shape_name, Operation.CONVENTIONAL, 4)
-    )
+    wanted = ("verify", shape_name, Operation.CONVENTIONAL, 4)
+    (case,) = (c for c in kernel_cases() if (c.suite, c.shape_name, c.operation, c.tokens) == wanted)
     problem = SchemeProblem(replace(case, rows=5), _abi.Library(harness.LIBRARY), scheme, accepted)
     assert scheme_gate(problem)
     problem.accepted = accepted + 1  # one record more than the device replays
