@@ -25,6 +25,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,13 @@ class Part:
     findings: Counter[str] = field(default_factory=Counter)
     kernels: set[str] = field(default_factory=set)
     ended: bool = False  # the tool printed its summary
+
+    def add(self, other: Part) -> None:
+        """What another process reported."""
+        self.outcomes |= other.outcomes
+        self.findings += other.findings
+        self.kernels |= other.kernels
+        self.ended &= other.ended
 
 
 def cases(only: Sequence[str] = ()) -> list[str]:
@@ -82,9 +90,9 @@ def run_part(tool: str, tests: Sequence[str], until: float, folder: Path) -> Par
     results, launched, log = (folder / name for name in ("results.jsonl", "kernels.jsonl", "log.txt"))
     if until <= time.monotonic():
         return Part()
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--result-log", str(results), *tests]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--result-log", str(results), *tests]
     if tool == KERNELS:
-        command[4:4] = ["-p", "tests.native.launched_kernels"]
+        command[3:3] = ["-p", "tests.native.launched_kernels"]
     else:
         command = [sanitizer(), "--tool", tool, *TOOLS[tool], "--print-limit", "40", "--error-exitcode", "9", *command]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "REPLAYSSM_LAUNCHED_KERNELS": str(launched)}
@@ -128,20 +136,27 @@ def _messages(log: str) -> Iterator[tuple[str, str]]:
 
 
 def run_tool(tool: str, tests: Sequence[str], workers: int, until: float, logs: Path) -> Part:
-    """All of them under one tool, in `workers` processes, each with every n-th test."""
-    whole = Part(ended=True)
+    """All of them under one tool, in `workers` processes at a time, each with every n-th test.
+
+    A process ends at its first failure, which may have lost it the device; another goes on behind that test.
+    """
 
     def one(share: int) -> Part:
-        folder = logs / f"{tool}.{share}"
-        folder.mkdir(parents=True, exist_ok=True)
-        return run_part(tool, tests[share::workers], until, folder)
+        left, mine = tests[share::workers], Part(ended=True)
+        for attempt in count():
+            folder = logs / f"{tool}.{share}.{attempt}"
+            folder.mkdir(parents=True, exist_ok=True)
+            part = run_part(tool, left, until, folder)
+            mine.add(part)
+            left = [test for test in left if test not in part.outcomes]
+            if not left or not part.outcomes:
+                return mine
+        raise AssertionError("count() does not end")
 
+    whole = Part(ended=True)
     with ThreadPoolExecutor(workers) as pool:
         for part in pool.map(one, range(min(workers, len(tests)))):
-            whole.outcomes |= part.outcomes
-            whole.findings += part.findings
-            whole.kernels |= part.kernels
-            whole.ended &= part.ended
+            whole.add(part)
     return whole
 
 

@@ -85,6 +85,17 @@ def test_production_width_at_both_ends_of_the_batch(library: _abi.Library, rows:
         windows.step(order, [2] * rows, [1 + row % 2 for row in range(rows)], 2)
 
 
+@pytest.mark.parametrize("rows", [2, 140])
+@pytest.mark.parametrize("tokens", [1, 2])
+@pytest.mark.parametrize("act", ["bfloat16", "float16"])
+def test_steps_of_few_and_of_many_rows(library: _abi.Library, act: str, tokens: int, rows: int) -> None:
+    """Of many rows a thread takes several."""
+    windows = Windows(library, 4096, 4, act, slots=rows + 1, max_tokens=tokens)
+    order = [int(slot) for slot in windows.rng.permutation(rows + 1)[:rows]]
+    for accepted in (tokens, 1):
+        windows.step(order, [tokens] * rows, [accepted] * rows, tokens)
+
+
 def test_missing_bias_is_no_bias(library: _abi.Library) -> None:
     windows = Windows(library, 40, 4)
     windows.bias.zero_()

@@ -81,6 +81,15 @@ def test_outputs_equal_the_specification(
     case.check(case.expected())
 
 
+@pytest.mark.parametrize("act", ["bfloat16", "float16"])
+@pytest.mark.parametrize("size", [128, 256, 1024, 2048])
+def test_many_tokens_equal_the_specification(library: _abi.Library, size: int, act: str) -> None:
+    """So many that a team of threads takes several."""
+    case = Case(8192 // size, size, act, gate_first=False, rows=271)
+    case.run(library)
+    case.check(case.expected())
+
+
 @pytest.mark.parametrize("gate_first", [True, False])
 def test_an_unaligned_gate_is_read_right(library: _abi.Library, gate_first: bool) -> None:
     case = Case(4, 128, "bfloat16", gate_first=gate_first, offset=3)

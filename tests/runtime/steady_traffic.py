@@ -42,10 +42,11 @@ class Served:
 
 
 def prompts(count: int, vocab: int, *, seed: int) -> list[tuple[int, ...]]:
-    """Of 1 to 23 tokens, each a short pattern again and again, so that n-grams match."""
+    """Of 1 to 12 tokens, one in six of 17 to 39, each a short pattern again and again, so that n-grams match."""
     rng = np.random.default_rng(seed)
     periods = [rng.integers(1, vocab, rng.integers(1, 6)) for _ in range(count)]
-    return [tuple(int(t) for t in np.resize(period, rng.integers(1, 24))) for period in periods]
+    lengths = [rng.integers(17, 40) if i % 6 == 5 else rng.integers(1, 13) for i in range(count)]
+    return [tuple(int(t) for t in np.resize(p, n)) for p, n in zip(periods, lengths, strict=True)]
 
 
 class SteadyTraffic:

@@ -26,7 +26,7 @@ pytestmark = [
 
 ROWS = 64
 STEPS = 10_000
-LONGEST = 256  # new tokens of a request
+LONGEST = 512  # new tokens of a request
 TRAFFIC = [
     ("nemotron-tiny-nvfp4", "plain"), ("nemotron-tiny-nvfp4", "ngram"), ("qwen3_5-tiny-nvfp4", "plain"),
     ("qwen3_5-tiny-nvfp4", "ngram"), ("qwen3_5-tiny-nvfp4", "mtp"), ("qwen3_5-tiny-nvfp4", "mtp-sampled"),
@@ -35,7 +35,7 @@ TRAFFIC = [
 
 def open_session(model: Path, device: str) -> TorchSession:
     """65 slots; on a GPU steps are recorded."""
-    pool = PoolConfig(slots=ROWS + 1, max_seq_len=288, activation=ActivationDtype.BFLOAT16)
+    pool = PoolConfig(slots=ROWS + 1, max_seq_len=560, activation=ActivationDtype.BFLOAT16)
     with Checkpoint.open(model) as checkpoint:
         geometry = checkpoint.geometry
     replay = ReplayConfig(window=16, max_step_tokens=1 + DRAFTS)
@@ -61,15 +61,15 @@ def test_ten_thousand_steps_give_the_cpu_s_text_touch_no_other_slot_and_need_no_
         if step % 250 == 0:
             assert session.pools.slot_hash(slot) == held
 
-    traffic = SteadyTraffic(engine, prompts(32, 4000, seed=7), ROWS, longest=LONGEST, seed=11)
+    traffic = SteadyTraffic(engine, prompts(24, 4000, seed=7), ROWS, longest=LONGEST, seed=11)
     traffic.run(STEPS, after)
     assert session.pools.slot_hash(slot) == held
     assert used[0][1] == used[1][1] and session.graphs.count == recorded > 0
     assert session.free_slots == session.pool.slots - 1
-    assert engine.stats.preemptions > 500 and traffic.admitted > 3_000
+    assert engine.stats.preemptions > 500 and traffic.admitted > 2_000
     assert [done for done in traffic.served if not done.ends_well()] == []
     texts = longest((done.prompt, done.tokens) for done in traffic.served)
-    assert max(len(tokens) for _, tokens in texts) == LONGEST
+    assert max(len(tokens) for _, tokens in texts) > LONGEST * 9 // 10
     session.free(slot)
     verdict = judge(texts, open_session(EXAMPLES / name, "cpu"), session)
     print(f"{name} {kind}: {traffic.admitted} requests, {len(texts)} texts, {verdict.tokens} tokens, "
