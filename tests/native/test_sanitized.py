@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
+import pytest
+
+from tests.native import sanitized
 from tests.native.sanitized import KERNELS, Part, cases, collected, left_over, read_part, row_of
 
 RACE = """========= COMPUTE-SANITIZER
@@ -60,3 +64,28 @@ def test_a_line_says_what_did_not_pass(tmp_path: Path) -> None:
     assert left_over(tmp_path / "lines", KERNELS, ["a", "d", "e"]) == ["d"]
     assert left_over(tmp_path / "lines", "memcheck", ["a", "d"]) == ["a", "d"]
     assert row["kernels"] == 2 and row["names"] == ["x", "y"] and row["findings"] == {} and row["ended"]
+
+
+def test_another_process_goes_on_behind_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One share of six tests: the second fails, the fourth takes its process along."""
+    started: list[list[str]] = []
+
+    def part_of(tool: str, tests: list[str], until: float, folder: Path) -> Part:
+        started.append(list(tests))
+        outcomes: dict[str, str] = {}
+        for test in tests:
+            if test == "dies":
+                break
+            outcomes[test] = "failed" if test == "fails" else "passed"
+            if test == "fails":
+                break
+        return Part(outcomes=outcomes, ended=True)
+
+    monkeypatch.setattr(sanitized, "run_part", part_of)
+    tests = ["a", "fails", "b", "dies", "c", "d"]
+    whole = sanitized.run_tool("memcheck", tests, 1, time.monotonic() + 60, tmp_path)
+    assert whole.outcomes == {"a": "passed", "fails": "failed", "b": "passed", "c": "passed", "d": "passed"}
+    assert [first[0] for first in started] == ["a", "b", "dies", "c"]
+    started.clear()
+    assert sanitized.run_tool("memcheck", tests, 2, time.monotonic() - 1, tmp_path).outcomes.keys() <= {*tests}
+    assert len(started) == 2
