@@ -12,6 +12,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import distributed
@@ -20,11 +23,12 @@ from trtllm_replayssm.bench.machine import describe
 from trtllm_replayssm.bench.step.cases import REPLAY, Schedule, StepCase
 from trtllm_replayssm.bench.step.loop import StepLoop, fill_caches
 from trtllm_replayssm.bench.step.measure import time_steps
-from trtllm_replayssm.bench.step.model import step_model
+from trtllm_replayssm.bench.step.model import StepModel, step_model
 from trtllm_replayssm.config import ReplayConfig
 from trtllm_replayssm.dtypes import ActivationDtype
 from trtllm_replayssm.runtime.session.ranks import ProcessRanks
 from trtllm_replayssm.weights.tensor_parallel import TensorParallel
+from trtllm_replayssm.whole_file import growing_file
 
 
 class NcclRanks(ProcessRanks):
@@ -34,6 +38,23 @@ class NcclRanks(ProcessRanks):
         """See `Ranks.inboxes`: none."""
 
 
+def measure(model: StepModel, schedule: Schedule, batch: int, context: int) -> dict[str, Any]:
+    """A plain step of `batch` rows: median and quartiles in microseconds."""
+    torch.manual_seed(batch)  # all ranks take the same tokens
+    case = StepCase(cache=REPLAY, replay=ReplayConfig(), rows=batch, tokens=1, accepted=1.0, context=context)
+    session = model.session(case, batch, schedule.last_position(case))
+    for slot in range(batch):
+        session.allocate(slot)
+    fill_caches(session)
+    loop = StepLoop(session, case)
+    loop.begin(schedule.first_position(case))
+    for _ in range(schedule.warm_up - 1):
+        loop.run()
+    time = time_steps(loop.run, block=schedule.block, rounds=schedule.rounds)
+    quartiles = [round(time.low, 1), round(time.high, 1)]
+    return {"what": "tensor parallel step", "B": batch, "us": round(time.median, 1), "us_quartiles": quartiles}
+
+
 def main() -> None:
     """Time the batch sizes asked for and print a line for each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -41,7 +62,7 @@ def main() -> None:
     parser.add_argument("--batch", default="1,256", help="batch sizes")
     parser.add_argument("--context", type=int, default=512)
     parser.add_argument("--nccl", action="store_true", help="add up over ranks through NCCL, not by the kernel")
-    parser.add_argument("--json", help="file for the JSON lines")
+    parser.add_argument("--json", type=Path, help="file for the JSON lines")
     arguments = parser.parse_args()
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
@@ -51,32 +72,15 @@ def main() -> None:
     sums = None if size == 1 else "nccl" if arguments.nccl else "kernel"
     model = step_model(arguments.preset, None, ActivationDtype.BFLOAT16, device, ranks=ranks)
     schedule = Schedule(warm_up=32, block=16, rounds=5)
-    lines = []
-    for batch in (int(part) for part in arguments.batch.split(",")):
-        torch.manual_seed(batch)  # all ranks take the same tokens
-        case = StepCase(
-            cache=REPLAY, replay=ReplayConfig(), rows=batch, tokens=1, accepted=1.0, context=arguments.context
-        )
-        session = model.session(case, batch, schedule.last_position(case))
-        for slot in range(batch):
-            session.allocate(slot)
-        fill_caches(session)
-        loop = StepLoop(session, case)
-        loop.begin(schedule.first_position(case))
-        for _ in range(schedule.warm_up - 1):
-            loop.run()
-        time = time_steps(loop.run, block=schedule.block, rounds=schedule.rounds)
-        lines.append(
-            {"what": "tensor parallel step", "model": arguments.preset, "gpus": size, "sums": sums,
-             "B": batch, "us": round(time.median, 1), "us_quartiles": [round(time.low, 1), round(time.high, 1)],
-             **describe(device)}
-        )  # fmt: skip
-        if rank == 0:
-            print(json.dumps(lines[-1]), flush=True)
-        del loop, session
-    if arguments.json and rank == 0:
-        with open(arguments.json, "w", encoding="utf-8") as file:
-            file.writelines(json.dumps(line) + "\n" for line in lines)
+    with growing_file(arguments.json) if arguments.json and rank == 0 else nullcontext() as file:
+        for batch in (int(part) for part in arguments.batch.split(",")):
+            line = measure(model, schedule, batch, arguments.context)
+            line |= {"model": arguments.preset, "gpus": size, "sums": sums, **describe(device)}
+            if rank == 0:
+                print(json.dumps(line), flush=True)
+            if file is not None:
+                file.write(json.dumps(line) + "\n")
+                file.flush()
     distributed.destroy_process_group()
 
 
