@@ -70,8 +70,7 @@ def test_ten_thousand_steps_give_the_cpu_s_text_touch_no_other_slot_and_need_no_
     assert [done for done in traffic.served if not done.ends_well()] == []
     texts = longest((done.prompt, done.tokens) for done in traffic.served)
     assert max(len(tokens) for _, tokens in texts) > LONGEST * 9 // 10
-    session.free(slot)
-    verdict = judge(texts, open_session(EXAMPLES / name, "cpu"), session)
+    verdict = judge(texts, open_session(EXAMPLES / name, "cpu"), open_session(EXAMPLES / name, "cuda"))
     print(f"{name} {kind}: {traffic.admitted} requests, {len(texts)} texts, {verdict.tokens} tokens, "
           f"{verdict.undecided} undecided; {engine.stats}")  # fmt: skip
     assert verdict.wrong == []
