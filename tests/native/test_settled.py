@@ -69,12 +69,12 @@ class Chain:
 
 
 @pytest.mark.parametrize("tokens_before", [0, 1, WINDOW], ids=["empty", "read", "flush"])
-@pytest.mark.parametrize("rows", [1, 40, 180])
+@pytest.mark.parametrize("rows", [1, 40, 60, 180])
 @pytest.mark.parametrize(("kind", "head_dim"), KERNELS)
 def test_settled_updates_give_the_bits_of_plain_ones(
     library: _abi.Library, kind: SsmKind, head_dim: int, rows: int, tokens_before: int
 ) -> None:
-    """8 heads: 1, 40 and 180 rows take the three launch choices on a GPU of 132 multiprocessors."""
+    """8 heads: these rows take all launch choices on a GPU of 132 multiprocessors."""
     import torch
 
     shape = ssm_shape(kind, heads=8, groups=2, head_dim=head_dim, state_dim=128)

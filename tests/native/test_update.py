@@ -11,6 +11,7 @@ from tests.native import harness
 from tests.native.twin import Twin, torch_module
 from trtllm_replayssm.config import ReplayConfig
 from trtllm_replayssm.errors import CapacityError, ContractError, UnsupportedError
+from trtllm_replayssm.launches import UpdateKernel, UpdateLaunch
 from trtllm_replayssm.ops import _abi
 from trtllm_replayssm.shapes import SsmKind, SsmShape
 
@@ -22,19 +23,27 @@ KERNELS = [
     pytest.param(SsmKind.MAMBA2, 80, id="mamba2-80"),
     pytest.param(SsmKind.GDN, 128, id="gdn-128"),
 ]
+# Kernel and padding rows: plain decoding of GDN has a kernel for few rows and one for more.
+LAUNCHES = [
+    pytest.param(UpdateLaunch(kernel=UpdateKernel.DIRECT), 0, id="direct"),
+    pytest.param(UpdateLaunch(kernel=UpdateKernel.STREAMED), 150, id="streamed"),
+    pytest.param(UpdateLaunch(kernel=UpdateKernel.PLAIN), 0, id="plain-few"),
+    pytest.param(UpdateLaunch(kernel=UpdateKernel.PLAIN), 60, id="plain-many"),
+]
 
 
 def base_shape(kind: SsmKind = SsmKind.MAMBA2, head_dim: int = 64) -> SsmShape:
     return ssm_shape(kind, heads=8, groups=2, head_dim=head_dim, state_dim=128)
 
 
-@pytest.mark.parametrize("padding", [0, 150], ids=["direct", "streamed"])
+@pytest.mark.parametrize(("launch", "padding"), LAUNCHES)
 @pytest.mark.parametrize("act", ["bfloat16", "float16"])
 @pytest.mark.parametrize(("kind", "head_dim"), KERNELS)
 def test_plain_decoding_matches_the_specification_through_three_windows(
-    library: _abi.Library, kind: SsmKind, head_dim: int, act: str, padding: int
+    library: _abi.Library, kind: SsmKind, head_dim: int, act: str, launch: UpdateLaunch, padding: int
 ) -> None:
     twin = Twin(library, base_shape(kind, head_dim), ReplayConfig(window=16), act, slots=5)
+    twin.pool.launch = launch
     for slot, origin in ((0, 0), (2, 16), (4, 9)):
         twin.admit(slot, origin)
     for _ in range(50):
@@ -42,18 +51,21 @@ def test_plain_decoding_matches_the_specification_through_three_windows(
         twin.step([4, -1, 0, 2, *idle], [1] * (4 + padding), [1] * (4 + padding), tokens=1)
 
 
-@pytest.mark.parametrize("padding", [0, 150], ids=["direct", "streamed"])
+@pytest.mark.parametrize(("launch", "padding"), LAUNCHES)
 @pytest.mark.parametrize("window", [1, 2, 3, 8, 16, 40, 64])
 @pytest.mark.parametrize("tokens", [1, 2, 4, 6, 8, 9, 16])
 @pytest.mark.parametrize(("kind", "head_dim"), [KERNELS[0], KERNELS[2]])
 def test_random_steps_match_the_specification(
-    library: _abi.Library, kind: SsmKind, head_dim: int, window: int, tokens: int, padding: int
+    library: _abi.Library, kind: SsmKind, head_dim: int, window: int, tokens: int, launch: UpdateLaunch, padding: int
 ) -> None:
-    """Padding rows swell the batch, so that the launch choice takes the kernel for large batches."""
+    """Padding rows swell the batch, so that more than one worker and the kernels for large batches have their say."""
     if tokens > window:
         pytest.skip("T_max <= L")
+    if tokens > 1 and launch.kernel is UpdateKernel.PLAIN:
+        pytest.skip("one token a row")
     config = ReplayConfig(window=window, max_step_tokens=tokens)
     twin = Twin(library, base_shape(kind, head_dim), config, "bfloat16", slots=6)
+    twin.pool.launch = launch
     for slot in (0, 1, 3, 5):
         twin.admit(slot, origin=(slot * 7) % twin.config.ring_rows)
     for step in range(24):

@@ -1,13 +1,13 @@
-// The kernel of a plain step: loads, weights, one barrier, and each warp finishes its rows.
+// The kernel of a plain step: what is known before its predecessor ends, the wait, and what the inputs are needed for.
 #pragma once
 
-#include "finish.cuh"
+#include "gdn.cuh"
+#include "mamba2.cuh"
 
 namespace replayssm::plain {
 
-// Warps of a multiprocessor: leaves a thread 80 registers, GDN 128.
 template <class Traits>
-constexpr int kResidentWarps = Traits::kGdn ? 16 : 24;
+using StepOf = std::conditional_t<Traits::kGdn, GdnStep<Traits>, Mamba2Step<Traits>>;
 
 // While the predecessor runs: what the step will probably read, into the L2. The slot may still change, so it is a hint
 // and nothing else is taken from it.
@@ -30,16 +30,18 @@ __device__ __forceinline__ void prefetch(const Step<Traits>& step) {
 
 // kSettled: the promise of RSSM_UPDATE_SETTLED_STATE, under which only the step's inputs follow the wait.
 template <class Traits, bool kSettled>
-__global__ void __launch_bounds__(Traits::kThreads, kResidentWarps<Traits> / Traits::kWarps)
+__global__ void __launch_bounds__(Traits::kThreads, StepOf<Traits>::kResidentWarps / Traits::kWarps)
     plainUpdateKernel(const __grid_constant__ UpdateParams p, const __grid_constant__ PlainLayout layout) {
   extern __shared__ __align__(128) char shared[];
-  Step<Traits> step{p, shared, layout, static_cast<int>(blockIdx.y),
-                    static_cast<int>(blockIdx.x) / Traits::kParts, static_cast<int>(blockIdx.x) % Traits::kParts,
-                    static_cast<int>(threadIdx.x) / 32, static_cast<int>(threadIdx.x) % 32};
+  using Step = StepOf<Traits>;
+  const int group = blockIdx.y, head = group * p.headsPerGroup + blockIdx.x / Traits::kParts;
+  Step step{{p, shared, layout, static_cast<int>(blockIdx.z), group, head,
+             static_cast<int>(blockIdx.x % Traits::kParts), static_cast<int>(threadIdx.x / 32),
+             static_cast<int>(threadIdx.x % 32)}};
   if constexpr (kSettled) {
     releaseDependents();
   } else {
-    if (p.programmaticLaunch) prefetch(step);
+    if (p.programmaticLaunch) prefetch<Traits>(step);
     waitForPredecessor();
   }
   step.info = fetchRow(p, step.row);
@@ -48,51 +50,24 @@ __global__ void __launch_bounds__(Traits::kThreads, kResidentWarps<Traits> / Tra
     if (threadIdx.x < Traits::kRows) step.out()[step.part * Traits::kRows + threadIdx.x] = 0;
     return;
   }
-  float4 s[Traits::kWarpRows];
-  step.loadState(s);
-  TokenScalars in = TokenScalars::constants(step);
-  uint2 key, query;
-  const auto loadInputs = [&] {
-    query = loadInput(step.vector(p.q));
-    key = loadInput(step.vector(p.k));
-    in.load(step);
-  };
-  if constexpr (!kSettled) loadInputs();
   fetchCursors(p, step.info);
-  float number[2], factor[2];
-  step.loadNumbers(number, factor);
-  uint2 rows[Traits::kPassRows];
-  step.loadKeys(rows, step.warp);
-  step.loadValues();
-  Decay decay = weigh(step, in, number, factor);
-  if constexpr (kSettled) {
+  typename Step::State state;
+  step.loadState(state);
+  typename Step::Inputs inputs = step.template expectInputs<kSettled>();
+  if constexpr (!kSettled) step.loadInputs(inputs);
+  typename Step::Records records;
+  step.startRecords(inputs, records);
+  if constexpr (kSettled && !Step::kWaitsLate) {
     waitForPredecessor();
-    loadInputs();
+    step.loadInputs(inputs);
   }
-  decay.draft = in.log(Traits::kGdn);
-  uint2 vectors[Traits::kVectors];
-  vectors[0] = key;
-  vectors[Traits::kVectors - 1] = query;
-  step.weighRecords(vectors, key, decay, rows);
-  if constexpr (!kSettled) releaseDependents();
-  float part[Traits::kVectors];
-#pragma unroll
-  for (int v = 0; v < Traits::kVectors; ++v) {
-    const float4 vector = unpack<typename Traits::Act>(vectors[v]);
-    float sums[Traits::kWarpRows];
-#pragma unroll
-    for (int r = 0; r < Traits::kWarpRows; ++r) sums[r] = dot(s[r], vector);
-    part[v] = dealRows(sums, step.lane);
-  }
-  loadsDrain();
-  __syncthreads();
-  if constexpr (Traits::kGdn) {
-    finishGdn(step, part, in, decay);
-  } else {
-    finishMamba2(step, part, in, decay);
-  }
-  if (step.appendsKey()) step.appendKey(key);
-  if (step.flushes()) step.fold(s, decay);
+  step.prepare(state, records);
+  if constexpr (kSettled && Step::kWaitsLate) waitForPredecessor();
+  step.flush(state);
+  if constexpr (kSettled && Step::kWaitsLate) step.loadInputs(inputs);
+  step.finish(state, inputs, records, [] {
+    if constexpr (!kSettled) releaseDependents();
+  });
 }
 
 }  // namespace replayssm::plain

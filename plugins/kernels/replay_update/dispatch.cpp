@@ -11,7 +11,7 @@ namespace replayssm {
 #define RSSM_NARROW_UPDATE(family, recurrence, read, act, p, n, warps, tokens) \
   RSSM_LAUNCHED(family##_##recurrence##_##read##_##act##_##p##_##n##_##warps##_##tokens)
 #define RSSM_WEIGHED_UPDATE(family, act, p, n, teams, tokens) RSSM_UPDATE(weighed_##family, act, p, n, teams, tokens)
-#define RSSM_PLAIN_UPDATE(family, act, p, n, warps) RSSM_UPDATE(plain_##family, act, p, n, warps, 1)
+#define RSSM_PLAIN_UPDATE(family, act, p, n, warps, rows, folds) RSSM_UPDATE(plain_##family, act, p, n, rows, folds)
 #include "../plain_update/supported.inc"
 #include "supported.inc"
 #undef RSSM_PLAIN_UPDATE
@@ -51,9 +51,10 @@ constexpr StateFormats kFloat32States{StateFormat::kFloat32, StateFormat::kFloat
   {kFamily_##family, kFloat32States, kActivation_##act, p, n, tokens,                     \
    weighed_##family##_##act##_##p##_##n##_##teams##_##tokens,                             \
    weighed_##family##_##act##_##p##_##n##_##teams##_##tokens##_plan},
-#define RSSM_PLAIN_UPDATE(family, act, p, n, warps)                             \
-  {kFamily_##family, kFloat32States, kActivation_##act, p, n, 1,                \
-   plain_##family##_##act##_##p##_##n##_##warps##_1, plain_##family##_##act##_##p##_##n##_##warps##_1_plan},
+#define RSSM_PLAIN_UPDATE(family, act, p, n, warps, rows, folds)       \
+  {kFamily_##family, kFloat32States, kActivation_##act, p, n, 1,       \
+   plain_##family##_##act##_##p##_##n##_##rows##_##folds,              \
+   plain_##family##_##act##_##p##_##n##_##rows##_##folds##_plan},
 const Entry kEntries[] = {
 #include "../plain_update/supported.inc"
 #include "supported.inc"
