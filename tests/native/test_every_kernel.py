@@ -28,20 +28,21 @@ FAMILIES = [
     pytest.param(SsmKind.GDN, 128, id="gdn-128"),
 ]
 SETTLED = _abi.UPDATE_PROGRAMMATIC_LAUNCH | _abi.UPDATE_SETTLED_STATE
-FLOAT32 = [
-    pytest.param(UpdateKernel.PLAIN, 1, 0, id="plain"),
-    pytest.param(UpdateKernel.PLAIN, 1, SETTLED, id="plain-settled"),
-    *(pytest.param(kernel, tokens, 0, id=f"{kernel.name.lower()}-{tokens}")
+FLOAT32 = [  # kernel, tokens, flags, padding rows: plain decoding of GDN has a kernel for few rows and one for more
+    *(pytest.param(UpdateKernel.PLAIN, 1, flags, padding, id=f"plain-{count}{how}")
+      for flags, how in ((0, ""), (SETTLED, "-settled")) for padding, count in ((0, "few"), (60, "many"))),
+    *(pytest.param(kernel, tokens, 0, 0, id=f"{kernel.name.lower()}-{tokens}")
       for kernel in (UpdateKernel.DIRECT, UpdateKernel.STREAMED) for tokens in (1, 4, 8, 16)),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("kernel", "tokens", "flags"), FLOAT32)
+@pytest.mark.parametrize(("kernel", "tokens", "flags", "padding"), FLOAT32)
 @pytest.mark.parametrize("act", ACTIVATIONS)
 @pytest.mark.parametrize(("kind", "head_dim"), FAMILIES)
 def test_float32_states(
-    library: _abi.Library, kind: SsmKind, head_dim: int, act: str, kernel: UpdateKernel, tokens: int, flags: int
-) -> None:
+    library: _abi.Library, kind: SsmKind, head_dim: int, act: str, kernel: UpdateKernel, tokens: int, flags: int,
+    padding: int,
+) -> None:  # fmt: skip
     """Four steps with flushes; a row of fewer tokens, a padding row."""
     replay = ReplayConfig(window=max(tokens, 2), max_step_tokens=tokens)
     twin = Twin(library, ssm_shape(kind, heads=8, groups=2, head_dim=head_dim, state_dim=128), replay, act, slots=3)
@@ -50,7 +51,8 @@ def test_float32_states(
         twin.admit(slot, origin=slot)
     for step in range(4):
         fewer = max(tokens - step, 1)
-        twin.step([2, -1, 0], [tokens, tokens, fewer], [tokens, 0, fewer], tokens)
+        slots, counts = [2, -1, 0] + [-1] * padding, [tokens, tokens, fewer] + [1] * padding
+        twin.step(slots, counts, [tokens, 0, fewer] + [0] * padding, tokens)
 
 
 @pytest.mark.parametrize("tokens", [1, 4])

@@ -67,7 +67,11 @@ def text(library: _abi.Library, shape: SsmShape, rows: int, **options: Any) -> s
         (SUPER, 1, {"tokens": 2}, "direct: 128 CTAs of 128 threads and"),
         (SUPER, 256, {}, "6 stages, 264 workers: 6 rounds of 16 heads, 3580 pieces of 2 heads, 264 of single heads"),
         (SUPER, 256, {"narrow": True}, "parts: 2048 CTAs of 128 threads and"),
-        (QWEN, 256, {}, "132 workers: 30 rounds of 2 heads, 70 pieces of 2 heads, 132 of single heads"),
+        (QWEN, 1, {}, "plain: 64 CTAs of 128 threads and 10576 bytes"),
+        (QWEN, 8, {}, "plain: 512 CTAs of 128 threads and"),
+        (QWEN, 64, {}, "plain: 4096 CTAs of 128 threads and"),
+        (QWEN, 8, {"tokens": 2}, "direct: 512 CTAs of 160 threads and"),
+        (QWEN, 256, {}, "132 workers: 26 rounds of 2 heads, 598 pieces of 2 heads, 132 of single heads"),
         (SUPER, 0, {}, "nothing to launch"),
     ],
 )  # fmt: skip

@@ -66,6 +66,18 @@ __device__ __forceinline__ void bulkLoadOnce(uint32_t target, const void* source
       : "memory");
 }
 
+// The same for what will be written again soon: its lines should still be in the L2 then.
+__device__ __forceinline__ void bulkLoadAgain(uint32_t target, const void* source, uint32_t bytes, uint32_t barrier) {
+  asm volatile(
+      "{\n"
+      ".reg .b64 policy;\n"
+      "createpolicy.fractional.L2::evict_last.b64 policy, 1.0;\n"
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], policy;\n"
+      "}\n" ::"r"(target),
+      "l"(source), "r"(bytes), "r"(barrier)
+      : "memory");
+}
+
 // Global -> L2, hints: 16-byte aligned address and size; the line at an address.
 __device__ __forceinline__ void bulkPrefetch(const void* source, uint32_t bytes) {
 #if __CUDA_ARCH__ >= 900

@@ -58,6 +58,15 @@ __device__ __forceinline__ Split splitTf32(float value) {
   return s;
 }
 
+// The same up to 2^-21 of value, with ten bits in high: the compiler keeps this mask, as it decides a product, and makes
+// the operand with it; the mask of splitTf32 it drops, and copies the operand's words.
+__device__ __forceinline__ Split splitTf32Short(float value) {
+  Split s;
+  s.high = __float_as_uint(value) & 0xffffc000u;
+  s.low = __float_as_uint(value - __uint_as_float(s.high));
+  return s;
+}
+
 // The same with the low part rounded to nearest, for operands that enter a checkpoint.
 __device__ __forceinline__ Split splitTf32Rounded(float value) {
   Split s = splitTf32(value);

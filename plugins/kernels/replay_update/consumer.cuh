@@ -44,11 +44,8 @@ struct ConsumerBase {
     }
   }
 
-  // Folds and stores the slab, which lane 0 may hand back after bulkWaitRead. Value: what the records' values are.
-  template <class Value>
-  __device__ void flush(const Header& item, float* slab, const char* keys, const char* values,
-                        const Decay& decay) const {
-    fold<Traits, Value>(slab, keys, values, decay, item.pending(), lane);
+  // Stores the warp's rows, which lane 0 may hand back after bulkWaitRead.
+  __device__ void storeSlab(const Header& item, const float* slab) const {
     asyncProxyFence();
     __syncwarp();
     if (lane == 0) {
@@ -57,6 +54,14 @@ struct ConsumerBase {
       bulkStore(target, sharedAddress(slab), kSlab * Traits::kStateDim * 4);
       bulkCommit();
     }
+  }
+
+  // Folds the slab and stores it. Value: what the records' values are.
+  template <class Value>
+  __device__ void flush(const Header& item, float* slab, const char* keys, const char* values,
+                        const Decay& decay) const {
+    fold<Traits, Value>(slab, keys, values, decay, item.pending(), lane);
+    storeSlab(item, slab);
   }
 };
 

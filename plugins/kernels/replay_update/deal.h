@@ -18,7 +18,8 @@ inline int wholeShare(const UpdateParams& p, int workers, int pieceHeads) {
 }
 
 // Whole groups in turn while there are two and more for each worker, else runs of four heads; of either all but the last
-// whole round, so that the rest can go to whoever is ready, in pieces, the last of them single heads. What is wished
+// whole round, or a sixth of many, since multiprocessors differ by a tenth, so that the rest can go to whoever is ready, in pieces,
+// the last of them single heads. What is wished
 // replaces the sizes of runs and pieces and the number of rounds left over; runs of another size than usual have pieces
 // that divide them.
 inline WorkDeal dealWork(const UpdateParams& p, int workers, int usualPiece, const LaunchWish& wish = {}) {
@@ -29,7 +30,8 @@ inline WorkDeal dealWork(const UpdateParams& p, int workers, int usualPiece, con
   deal.pieceHeads = pieceHeads;
   deal.roundHeads = groups >= 2 * workers ? p.headsPerGroup : p.headsPerGroup % 4 == 0 ? 4 : pieceHeads;
   if (wish.runHeads > 0) deal.roundHeads = wish.runHeads;
-  deal.rounds = items / deal.roundHeads / workers - (wish.drawnRounds > 0 ? wish.drawnRounds : 1);
+  const int rounds = items / deal.roundHeads / workers;
+  deal.rounds = rounds - (wish.drawnRounds > 0 ? wish.drawnRounds : rounds < 20 ? 1 : rounds / 6);
   if (deal.rounds < 0) deal.rounds = 0;
   deal.base = deal.rounds * workers * deal.roundHeads;
   const int rest = items - deal.base;

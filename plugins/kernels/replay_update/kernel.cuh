@@ -13,6 +13,19 @@ namespace replayssm {
 template <class Traits>
 using Consumer = std::conditional_t<Traits::kSingle, SingleConsumer<Traits>, Mamba2Consumer<Traits>>;
 
+// All of an item that is in place. Workers that read states in another way than a family's own take this one.
+template <class Worker>
+__device__ __forceinline__ void takeItem(Worker& consumer, const ItemHeader& item, char* stage, const char* keys) {
+  float sum[Worker::kTiles][4] = {};
+  consumer.readItemState(sum, item, stage);
+  consumer.finishItem(sum, item, stage, keys);
+}
+template <class Traits>
+__device__ __forceinline__ void takeItem(Mamba2Consumer<Traits>& consumer, const ItemHeader& item, char* stage,
+                                         const char* keys) {
+  consumer.takeItem(item, stage, keys);
+}
+
 // A team's consumer warp: takes the items in order and hands their stages back.
 struct ItemLoop {
   const SharedLayout& layout;
@@ -49,9 +62,7 @@ struct ItemLoop {
           consumer.loadProducts(item, keys);
           if (consumer.warp == 0 && item.has(kAppendKeys)) consumer.appendKeys(item, keys);
         }
-        float sum[Worker::kTiles][4] = {};
-        consumer.readItemState(sum, item, stage);
-        consumer.finishItem(sum, item, stage, keys);
+        takeItem(consumer, item, stage, keys);
       }
       __syncwarp();
       if (lane == 0) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "consumer.cuh"
+#include "few.cuh"
 
 namespace replayssm {
 
@@ -42,7 +43,12 @@ struct ChunkVectors {
       keyDots<Traits>(token, keys, pending, pending + tokens, queries, 0, lane);
 #pragma unroll
       for (int i = 0; i < kKeptTiles; ++i) {
-        if (8 * i < pending) keyDots<Traits>(committed[i], keys, 8 * i, pending, queries, 0, lane);
+        if (8 * i < pending) {
+          keyDots<Traits>(committed[i], keys, 8 * i, pending, queries, 0, lane);
+        } else {
+#pragma unroll
+          for (float& dot : committed[i]) dot = 0.0f;
+        }
       }
     }
   }
@@ -116,29 +122,35 @@ struct Mamba2Consumer : ConsumerBase<Traits> {
   using ConsumerBase<Traits>::warp;
   using ConsumerBase<Traits>::lane;
   ChunkVectors<Traits> vectors;
+  // Where the lane's part of a chunk goes, were it of head 0: outputs of row g from token 2c on; eight values of token
+  // lane / 2 in the ring; dt of token `lane`.
+  Act* outAt = nullptr;
+  Act* ringAt = nullptr;
+  float* ringDtAt = nullptr;
 
   // Values and dt of this step into ring rows h, h + 1, ... (behind the committed ones; nobody reads those now).
-  __device__ void appendRecords(const ItemHeader& item, const char* values, const float* dt) {
-    int token = lane / 2;
-    if (token < item.tokens()) {
-      int row = this->ringRow(item, token);
-      Act* ring = static_cast<Act*>(p.ringValue) + item.slot * p.ringValueSlotStride +
-                  (static_cast<int64_t>(item.head()) * p.ringRows + row) * Traits::kHeadDim + warp * kSlab +
-                  (lane & 1) * 8;
-      *reinterpret_cast<uint4*>(ring) = *reinterpret_cast<const uint4*>(
-          values + (item.pending() + token) * Traits::kValuePitch + (lane & 1) * 16);
+  __device__ void appendRecords(const ItemHeader& item, const char* values, const float* dt) const {
+    const int64_t rows = static_cast<int64_t>(item.head()) * p.ringRows;
+    if (lane / 2 < item.tokens()) {
+      *reinterpret_cast<uint4*>(ringAt + rows * Traits::kHeadDim) = *reinterpret_cast<const uint4*>(
+          values + (item.pending() + lane / 2) * Traits::kValuePitch + (lane & 1) * 16);
     }
-    if (warp == 0 && lane < item.tokens()) {
-      int row = this->ringRow(item, lane);
-      p.ringDt[item.slot * p.ringDtSlotStride + static_cast<int64_t>(item.head()) * p.ringRows + row] =
-          dt[item.pending() + lane];
-    }
+    if (warp == 0 && lane < item.tokens()) ringDtAt[rows] = dt[item.pending() + lane];
   }
 
   __device__ void appendKeys(const ItemHeader& item, const char* keys) const { this->appendKeyRows(item, keys); }
 
-  // The step's vectors, once a chunk.
+  __device__ Act* outputs(const ItemHeader& item) const {
+    return static_cast<Act*>(p.out) + item.row * p.outRowStride + 2 * (lane % 4) * p.outTokenStride + warp * kSlab +
+           lane / 4;
+  }
+
+  // The step's vectors and where its results go, once a chunk.
   __device__ void loadVectors(const ItemHeader& item, const char* keys) {
+    outAt = outputs(item);
+    ringAt = static_cast<Act*>(p.ringValue) + item.slot * p.ringValueSlotStride +
+             this->ringRow(item, lane / 2) * Traits::kHeadDim + warp * kSlab + (lane & 1) * 8;
+    ringDtAt = p.ringDt + item.slot * p.ringDtSlotStride + this->ringRow(item, lane);
     const char* rows = keys + layout.queryOffset;
     vectors.queries.load(rows, rows, item.tokens(), lane);
   }
@@ -148,29 +160,30 @@ struct Mamba2Consumer : ConsumerBase<Traits> {
 
   // Whether the keys are not needed any more once the chunk's products are made.
   __device__ bool keysDone(const ItemHeader& item) const {
-    return item.pending() <= 8 * ChunkVectors<Traits>::kKeptTiles && item.pending() + item.tokens() <= p.window &&
-           ChunkVectors<Traits>::kKeeps;
+    return item.pending() <= 8 * ChunkVectors<Traits>::kKeptTiles && !flushes(item) && ChunkVectors<Traits>::kKeeps;
   }
 
   __device__ void writeZeros(const ItemHeader& item) const {
     float zero[Traits::kTiles][4] = {};
-    writeOutput(item, zero);
+    writeOutput(item, outputs(item), zero);
   }
 
   // Lane (g, c) holds rows g, g + 8 and tokens 2c, 2c + 1 of each tile; tokens from num_tokens on are written as zero.
-  __device__ void writeOutput(const ItemHeader& item, const float (&sum)[Traits::kTiles][4]) const {
-    Act* out = static_cast<Act*>(p.out) + item.row * p.outRowStride + item.head() * p.outHeadStride +
-               warp * kSlab + lane / 4;
+  __device__ void writeOutput(const ItemHeader& item, Act* chunk, const float (&sum)[Traits::kTiles][4]) const {
+    Act* out = chunk + item.head() * p.outHeadStride;
 #pragma unroll
     for (int tile = 0; tile < Traits::kTiles; ++tile) {
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
-        int token = tile * 8 + 2 * (lane % 4) + e;
-        if (token >= p.tokens) continue;
-        bool real = token < item.tokens();
-        uint16_t* at = reinterpret_cast<uint16_t*>(out + token * p.outTokenStride);
-        at[0] = Activation<Act>::fromFloat(real ? sum[tile][e] : 0.0f);
-        at[8] = Activation<Act>::fromFloat(real ? sum[tile][2 + e] : 0.0f);
+        const int token = tile * 8 + 2 * (lane % 4) + e;
+        const bool real = token < item.tokens();
+        uint16_t* at = reinterpret_cast<uint16_t*>(out + (tile * 8 + e) * p.outTokenStride);
+        const uint16_t first = Activation<Act>::fromFloat(real ? sum[tile][e] : 0.0f);
+        const uint16_t second = Activation<Act>::fromFloat(real ? sum[tile][2 + e] : 0.0f);
+        if (token < p.tokens) {
+          at[0] = first;
+          at[8] = second;
+        }
       }
     }
   }
@@ -181,16 +194,28 @@ struct Mamba2Consumer : ConsumerBase<Traits> {
     readState<Traits>(sum, slab, vectors.queries, lane);
   }
 
-  // The rest, with all of the item in place.
-  __device__ void finishItem(float (&sum)[Traits::kTiles][4], const ItemHeader& item, char* stage,
-                             const char* keys) {
-    float* slab = reinterpret_cast<float*>(stage) + warp * kSlab * Traits::kStateDim;
-    const char* values = stage + layout.valueOffset + warp * kSlab * 2;
-    const float* dt = reinterpret_cast<const float*>(stage + layout.dtOffset);
-    const float* scalars = reinterpret_cast<const float*>(stage + layout.scalarOffset);
-    Decay decay;
-    decay.loadMamba2(dt, scalars[0], item.pending(), item.tokens(), lane);
-    float skip = p.skip != nullptr ? scalars[1] : 0.0f;
+  __device__ bool flushes(const ItemHeader& item) const { return item.pending() + item.tokens() > p.window; }
+
+  // The records' part and the state's decay, after the state's flush where it is due: for few records.
+  __device__ void addFew(float (&sum)[Traits::kTiles][4], const ItemHeader& item, float* slab, const char* keys,
+                         const FewRecords<Traits>& few, float skip) {
+    float weights[2][2];
+    few.weightsOf(weights[0], 0);
+    few.weightsOf(weights[1], 1);
+    if (flushes(item)) {
+      few.fold(slab, keys, weights);
+      this->storeSlab(item, slab);
+    }
+    few.decayState(sum);
+    few.addCommitted(sum, vectors.committed[0], 0, weights[0]);
+    few.addCommitted(sum, vectors.committed[1], 1, weights[1]);
+    few.addTokens(sum, vectors.token, skip);
+  }
+
+  // The same for any number.
+  __device__ void addMany(float (&sum)[Traits::kTiles][4], const ItemHeader& item, float* slab, const char* keys,
+                          const char* values, const Decay& decay, float skip) {
+    if (flushes(item)) this->template flush<Act>(item, slab, keys, values, decay);
 #pragma unroll
     for (int tile = 0; tile < Traits::kTiles; ++tile) {
 #pragma unroll
@@ -202,12 +227,53 @@ struct Mamba2Consumer : ConsumerBase<Traits> {
       }
     }
     readRecords<Traits>(sum, keys, values, vectors, decay, skip, item.pending(), item.tokens(), lane);
-    writeOutput(item, sum);
+  }
+
+  // What is left once the outputs are known.
+  __device__ void deliver(const float (&sum)[Traits::kTiles][4], const ItemHeader& item, const char* values,
+                          const float* dt) const {
+    writeOutput(item, outAt, sum);
     appendRecords(item, values, dt);
-    if (item.pending() + item.tokens() > p.window) {
-      this->template flush<Act>(item, slab, keys, values, decay);
-      if (lane == 0) bulkWaitRead();
+    if (lane == 0 && flushes(item)) bulkWaitRead();
+  }
+
+  // The rest, with all of the item in place.
+  __device__ void finishItem(float (&sum)[Traits::kTiles][4], const ItemHeader& item, char* stage,
+                             const char* keys) {
+    finish<true>(sum, item, stage, keys);
+  }
+
+  // All of an item; the records' weights do not need the state, so their long chain runs beside its read-out.
+  __device__ void takeItem(const ItemHeader& item, char* stage, const char* keys) {
+    float sum[Traits::kTiles][4] = {};
+    finish<false>(sum, item, stage, keys);
+  }
+
+ private:
+  // kRead: sum holds S q already.
+  template <bool kRead>
+  __device__ void finish(float (&sum)[Traits::kTiles][4], const ItemHeader& item, char* stage, const char* keys) {
+    float* slab = reinterpret_cast<float*>(stage) + warp * kSlab * Traits::kStateDim;
+    const char* values = stage + layout.valueOffset + warp * kSlab * 2;
+    const float* dt = reinterpret_cast<const float*>(stage + layout.dtOffset);
+    const float* scalars = reinterpret_cast<const float*>(stage + layout.scalarOffset);
+    const float skip = p.skip != nullptr ? scalars[1] : 0.0f;
+    const bool isFew = ChunkVectors<Traits>::kKeeps && item.pending() <= kFewRecords;
+    if constexpr (ChunkVectors<Traits>::kKeeps) {
+      if (isFew) {
+        FewRecords<Traits> few(dt, scalars[0], item.pending(), item.tokens(), lane);
+        if constexpr (!kRead) readItemState(sum, item, stage);
+        few.loadValues(values);
+        addFew(sum, item, slab, keys, few, skip);
+      }
     }
+    if (!isFew) {
+      if constexpr (!kRead) readItemState(sum, item, stage);
+      Decay decay;
+      decay.loadMamba2(dt, scalars[0], item.pending(), item.tokens(), lane);
+      addMany(sum, item, slab, keys, values, decay, skip);
+    }
+    deliver(sum, item, values, dt);
   }
 };
 

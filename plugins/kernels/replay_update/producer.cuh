@@ -40,14 +40,14 @@ struct Producer {
     keysAt.advance(layout.keyBuffers);
   }
 
-  // Starts a state's copy into a free stage. One thread calls it.
+  // Starts a state's copy into a free stage; what is written back soon stays in the L2. One thread calls it.
   __device__ void loadState(int stage, int slot, int head, bool flushes) const {
     const float* state = p.checkpoint + slot * p.checkpointSlotStride +
                          static_cast<int64_t>(head) * Traits::kHeadDim * Traits::kStateDim;
     const uint32_t target = sharedBase + layout.stageOffset(stage), full = barriers.full(stage);
     barrierExpect(full, Traits::kStateBytes);
     if (flushes) {
-      bulkLoad(target, state, Traits::kStateBytes, full);  // written back soon
+      bulkLoadAgain(target, state, Traits::kStateBytes, full);
     } else {
       bulkLoadOnce(target, state, Traits::kStateBytes, full);
     }

@@ -17,7 +17,9 @@ template <class Traits>
 struct Vectors {
   uint4 part[Traits::kTiles][Traits::kBlocks];
 
-  // Row v of tokens * kVectorsPerToken ones is token v, or (GDN) token v / 2's key, then query.
+  // Row v of tokens * kVectorsPerToken ones is token v, or (GDN) token v / 2's key, then query; zero from `tokens` on, or
+  // whatever lies there if only the products of the first ones matter.
+  template <bool kZeroRest = true>
   __device__ void load(const char* keys, const char* queries, int tokens, int lane) {
 #pragma unroll
     for (int tile = 0; tile < Traits::kTiles; ++tile) {
@@ -26,8 +28,8 @@ struct Vectors {
       const char* rows = Traits::kGdn && vector % 2 == 0 ? keys : queries;
 #pragma unroll
       for (int b = 0; b < Traits::kBlocks; ++b) {
-        part[tile][b] = make_uint4(0, 0, 0, 0);
-        if (token < tokens) {
+        if (kZeroRest) part[tile][b] = make_uint4(0, 0, 0, 0);
+        if (!kZeroRest || token < tokens) {
           part[tile][b] = *reinterpret_cast<const uint4*>(rows + token * Traits::kKeyPitch + b * 64 + (lane % 4) * 16);
         }
       }
@@ -41,8 +43,14 @@ __device__ __forceinline__ void loadColumns(float (&s)[8], const float* at, int 
   const bool odd = (lane & 4) != 0;
   float4 x = *reinterpret_cast<const float4*>(at + (odd ? 4 : 0));
   float4 y = *reinterpret_cast<const float4*>(at + (odd ? 0 : 4));
-  *reinterpret_cast<float4*>(&s[0]) = odd ? y : x;
-  *reinterpret_cast<float4*>(&s[4]) = odd ? x : y;
+  s[0] = odd ? y.x : x.x;
+  s[1] = odd ? y.y : x.y;
+  s[2] = odd ? y.z : x.z;
+  s[3] = odd ? y.w : x.w;
+  s[4] = odd ? x.x : y.x;
+  s[5] = odd ? x.y : y.y;
+  s[6] = odd ? x.z : y.z;
+  s[7] = odd ? x.w : y.w;
 }
 
 // sum = S q for the warp's rows; `slab` points at its first row in shared memory.
@@ -57,14 +65,21 @@ __device__ __forceinline__ void readState(float (&sum)[Traits::kTiles][4], const
     float s[2][8];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      loadColumns(s[half], row + half * 8 * Traits::kStateDim + b * kBlock, lane);
+      const float* at = row + half * 8 * Traits::kStateDim + b * kBlock;
+      if constexpr (Traits::kLeanReadOut) {
+        *reinterpret_cast<float4*>(&s[half][0]) = *reinterpret_cast<const float4*>(at);
+        *reinterpret_cast<float4*>(&s[half][4]) = *reinterpret_cast<const float4*>(at + 4);
+      } else {
+        loadColumns(s[half], at, lane);
+      }
     }
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       uint32_t high[4], low[4];
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        Split split = splitTf32(s[e & 1][i + (e & 2) * 2]);
+        const float x = s[e & 1][i + (e & 2) * 2];
+        const Split split = Traits::kLeanReadOut ? splitTf32Short(x) : splitTf32(x);
         high[e] = split.high;
         low[e] = split.low;
       }

@@ -9,10 +9,9 @@
 #pragma once
 
 #include "consumer.cuh"
+#include "few.cuh"
 
 namespace replayssm {
-
-constexpr int kFewRecords = 16;  // up to here lane 1 + j keeps record j; more: lane j % 32
 
 template <class Traits>
 struct SingleConsumer : ConsumerBase<Traits> {

@@ -63,18 +63,21 @@ __global__ void __launch_bounds__(32 * kDirectWarps<Traits>, kDirectThreads<Trai
   loadsDrain();
   __syncthreads();
   const ItemHeader item = ItemHeader::make(0, row, info.slot, head, part, info.origin, info.pending, info.tokens);
+  float* const slab = reinterpret_cast<float*>(stage) + consumer.warp * kSlab * Traits::kStateDim;
   float sum[Traits::kTiles][4];
   if (consumes) {
-    consumer.loadVectors(item, keys);
-    consumer.readItemState(sum, stage);
+    consumer.readItemState(sum, item, slab, keys);
   } else {
-    Weigher<Traits> weigher{{p, layout, 0, thread % 32}};
-    weigher.loadVectors(item, keys);
+    const Weigher<Traits> weigher{{p, layout, 0, thread % 32}};
+    weigher.multiply(item, keys);
     weigher.weigh(item, slot, keys);
     if (part == 0 && head == group * p.headsPerGroup) weigher.appendKeys(item, keys);
   }
   __syncthreads();
-  if (consumes) consumer.finishItem(sum, item, stage, slot, keys);
+  if (consumes) {
+    consumer.finishItem(sum, item, slot);
+    if (consumer.flushes(item)) consumer.flushItem(item, slab, slot, keys);
+  }
   if (thread % 32 == 0) bulkWait();
 }
 

@@ -1,5 +1,5 @@
 // The weights of a gated-delta-rule head (paper, Eq. 9-11), see weights.cuh. Vector 2t of a step is token t's key, vector
-// 2t + 1 its query; both are normalised by a factor in their weights. A token's row is what its correction adds.
+// 2t + 1 its query. Products of keys and queries are a group's: they are made once a chunk, each head adds its decays.
 #pragma once
 
 #include "../common/gdn.cuh"
@@ -7,26 +7,28 @@
 
 namespace replayssm::weighed {
 
-// Lane (g, c) = (lane / 4, lane % 4) of the warp holds the dots of vector g of a tile with records 2c and 2c + 1.
 template <class Traits>
 struct GdnWeigher : ConsumerBase<Traits> {
   using ConsumerBase<Traits>::p;
   using ConsumerBase<Traits>::layout;
   using ConsumerBase<Traits>::lane;
-  Vectors<Traits> vectors{};
-  float factor[Traits::kTiles];  // of vector g of each tile: 1 / |k|, or 1 / (|q| sqrt(N))
+  // Lanes by which a row of weights is made, four vectors, of two tokens, each; rows made at a time.
+  static constexpr int kQuads = Traits::kMaxTokens == 1 ? 1 : Traits::kVectors / 4, kRowsAtOnce = 32 / kQuads;
 
   __device__ int token(int tile) const { return tile * 4 + lane / 8; }
 
-  // Into a row of weights, which holds the vectors that there are.
-  __device__ void store(float* row, int tile, float weight) const {
-    if (lane / 4 < Traits::kWeightPitch) row[8 * tile + lane / 4] = weight;
+  // One of a row of products, which holds the vectors that there are: lane (g, c) has vector g of a tile.
+  __device__ void store(float* row, int tile, float product) const {
+    if (lane / 4 < Traits::kWeightPitch) row[8 * tile + lane / 4] = product;
   }
 
-  // The step's keys and queries and their norms, once a chunk.
-  __device__ void loadVectors(const ItemHeader& item, const char* keys) {
+  __device__ WeightRows<Traits> products(const char* keys) const {
+    return {reinterpret_cast<float*>(const_cast<char*>(keys) + layout.productOffset)};
+  }
+
+  // 1 / |k| or 1 / (|q| sqrt(N)) of vector g of each tile.
+  __device__ void norms(float (&factor)[Traits::kTiles], const Vectors<Traits>& vectors) const {
     using A = Activation<typename Traits::Act>;
-    vectors.load(keys + item.pending() * Traits::kKeyPitch, keys + layout.queryOffset, item.tokens(), lane);
 #pragma unroll
     for (int tile = 0; tile < Traits::kTiles; ++tile) {
       float squares = 0.0f;
@@ -46,15 +48,70 @@ struct GdnWeigher : ConsumerBase<Traits> {
     }
   }
 
+  // Of records first .. first + 7, each times its lane's own factor and the vectors'.
+  template <class Keep>
+  __device__ void multiplyRows(float* rows, const char* keys, const Vectors<Traits>& vectors,
+                               const float (&factor)[Traits::kTiles], int first, int count, const Keep& keep) const {
+#pragma unroll
+    for (int pair = 0; pair < Traits::kTilePairs; ++pair) {
+      float dot[4];
+      keyDots<Traits>(dot, keys, first, count, vectors, pair, lane);
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const int record = 2 * (lane % 4) + e;
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int tile = 2 * pair + half;
+          if (tile < Traits::kTiles) {
+            keep(rows + record * Traits::kWeightPitch, first + record, tile, factor[tile] * dot[2 * half + e]);
+          }
+        }
+      }
+    }
+  }
+
+  // What a chunk's heads share, into its key buffer, in rows as of weights: the vectors' factors; normalised vectors times
+  // committed keys; normalised vectors times normalised keys of this step, where token i enters: keys of later tokens,
+  // and queries from its own.
+  __device__ void multiply(const ItemHeader& item, char* keys) const {
+    const int pending = item.pending(), tokens = item.tokens();
+    const WeightRows<Traits> rows = products(keys);
+    Vectors<Traits> vectors;
+    vectors.load(keys + pending * Traits::kKeyPitch, keys + layout.queryOffset, tokens, lane);
+    float factor[Traits::kTiles], keyFactor = 0.0f;  // of token `lane`
+    norms(factor, vectors);
+#pragma unroll
+    for (int tile = 0; tile < Traits::kTiles; ++tile) {
+      const float own = __shfl_sync(kAllLanes, factor[tile], lane % 4 * 8);
+      if (lane / 4 == tile) keyFactor = own;
+      if (lane % 4 == 0) store(rows.scale(), tile, token(tile) < tokens ? factor[tile] : 0.0f);
+    }
+#pragma unroll 1
+    for (int first = 0; first < pending; first += 8) {
+      multiplyRows(rows.record(first), keys, vectors, factor, first, pending,
+                   [&](float* row, int, int tile, float product) { store(row, tile, product); });
+    }
+#pragma unroll
+    for (int step = 0; step < Traits::kTokenSteps; ++step) {
+      if (8 * step >= tokens) break;
+      const bool query = (lane & 4) != 0;
+      multiplyRows(rows.token(pending, 8 * step), keys, vectors, factor, pending + 8 * step, pending + tokens,
+                   [&](float* row, int record, int tile, float product) {
+                     const int i = record - pending, t = token(tile);
+                     const float own = __shfl_sync(kAllLanes, keyFactor, i & 31);
+                     const bool enters = (i < t || (query && i == t)) && t < tokens;
+                     if (i < tokens) store(row, tile, enters ? own * product : 0.0f);
+                   });
+    }
+    __syncwarp();
+  }
+
   // This step's keys and their factors into the ring, for the group.
   __device__ void appendKeys(const ItemHeader& item, const char* keys) const {
     this->appendKeyRows(item, keys);
     float* ring = p.ringKeyFactor + item.slot * p.ringKeyFactorSlotStride +
                   static_cast<int64_t>(item.head() / p.headsPerGroup) * p.ringRows;
-#pragma unroll
-    for (int tile = 0; tile < Traits::kTiles; ++tile) {
-      if (lane % 8 == 0 && token(tile) < item.tokens()) ring[this->ringRow(item, token(tile))] = factor[tile];
-    }
+    if (lane < item.tokens()) ring[this->ringRow(item, lane)] = products(keys).scale()[2 * lane];
   }
 
   // This step's log-decays into the ring, for the head.
@@ -64,80 +121,52 @@ struct GdnWeigher : ConsumerBase<Traits> {
              this->ringRow(item, lane)] = logDecay[item.pending() + lane];
   }
 
-  __device__ void weighCommitted(const WeightRows<Traits>& rows, const char* keys, const Decay& decay,
-                                 const float (&alpha)[Traits::kTiles], int first, int pending) const {
-#pragma unroll
-    for (int pair = 0; pair < Traits::kTilePairs; ++pair) {
-      float dot[4];
-      keyDots<Traits>(dot, keys, first, pending, vectors, pair, lane);
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        const int record = first + 2 * (lane % 4) + e;
-        const float weight = decay.committed(first, record);
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const int tile = 2 * pair + half;
-          if (tile < Traits::kTiles) {
-            store(rows.record(record), tile, weight * alpha[tile] * dot[2 * half + e]);
-          }
-        }
-      }
-    }
+  // Four weights of a row: products times the decays of their two tokens.
+  __device__ void put(float* weights, const float* products, float first, float second) const {
+    const int place = lane % kQuads * 4;
+    const float4 x = *reinterpret_cast<const float4*>(products + place);
+    *reinterpret_cast<float4*>(weights + place) = make_float4(first * x.x, first * x.y, second * x.z, second * x.w);
   }
 
-  // The unit triangular system between this step's tokens: token i enters keys of later tokens, and queries from its own.
-  __device__ void weighTokens(const WeightRows<Traits>& rows, const char* keys, const Decay& decay, int pending,
-                              int tokens) const {
-    const Stretches<Traits::kMaxTokens> stretches(decay.draft, lane);
-    const bool query = (lane & 4) != 0;
+  // exp of the log-decays of tokens i + 1 .. t, added in order, for the lane's two tokens t.
+  __device__ void decaysAfter(float (&factor)[2], int i, float draft) const {
+    const int t = lane % kQuads * 2;
+    float sum[2] = {};
 #pragma unroll
-    for (int step = 0; step < Traits::kTokenSteps; ++step) {
-      if (8 * step >= tokens) break;
-#pragma unroll
-      for (int pair = 0; pair < Traits::kTilePairs; ++pair) {
-        float dot[4];
-        keyDots<Traits>(dot, keys, pending + 8 * step, pending + tokens, vectors, pair, lane);
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          const int i = 8 * step + 2 * (lane % 4) + e;
-          const float own = __shfl_sync(kAllLanes, decay.draftWeight, i);
-#pragma unroll
-          for (int half = 0; half < 2; ++half) {
-            const int tile = 2 * pair + half;
-            if (tile >= Traits::kTiles) continue;
-            const int t = token(tile);
-            const float weight = own * factor[tile] * expf(stretches.between(i, t)) * dot[2 * half + e];
-            const bool enters = (i < t || (query && i == t)) && t < tokens;
-            if (i < tokens) store(rows.token(pending, i), tile, enters ? weight : 0.0f);
-          }
-        }
-      }
+    for (int s = 1; s < Traits::kMaxTokens; ++s) {
+      const float one = __shfl_sync(kAllLanes, draft, s);
+      if (s > i && s <= t) sum[0] += one;
+      if (s > i && s <= t + 1) sum[1] += one;
     }
+    factor[0] = expf(sum[0]);
+    factor[1] = expf(sum[1]);
   }
 
   // All weights of the item's head.
   __device__ void weigh(const ItemHeader& item, char* slot, const char* keys) const {
-    const WeightRows<Traits> rows{reinterpret_cast<float*>(slot + layout.weightOffset)};
+    const WeightRows<Traits> from = products(keys), rows{reinterpret_cast<float*>(slot + layout.weightOffset)};
     const float* logDecay = reinterpret_cast<const float*>(slot + layout.dtOffset);
-    const float* factors = reinterpret_cast<const float*>(keys + layout.factorOffset);
-    const int pending = item.pending(), tokens = item.tokens();
+    const int pending = item.pending(), tokens = item.tokens(), t = lane % kQuads * 2;
     Decay decay;
-    decay.loadGdn(logDecay, factors, pending, tokens, lane);
-    decay.draftWeight = 0.0f;
-    float alpha[Traits::kTiles];
-#pragma unroll
-    for (int tile = 0; tile < Traits::kTiles; ++tile) {
-      float own = __shfl_sync(kAllLanes, factor[tile], lane % 4 * 8);
-      if (lane / 4 == tile) decay.draftWeight = own;
-      float prefix = __shfl_sync(kAllLanes, decay.prefix, token(tile));
-      bool given = token(tile) < tokens;
-      alpha[tile] = given ? expf(prefix) * factor[tile] : 0.0f;
-      float scale = given ? expf(decay.total + prefix) * factor[tile] : 0.0f;
-      if (lane % 4 == 0) store(rows.scale(), tile, scale);
+    decay.loadGdn(logDecay, reinterpret_cast<const float*>(keys + layout.factorOffset), pending, tokens, lane);
+    const float alpha = expf(decay.prefix), scale = expf(decay.total + decay.prefix);  // of token `lane`
+    float factor[2] = {__shfl_sync(kAllLanes, scale, t), __shfl_sync(kAllLanes, scale, t + 1)};
+    if (lane < kQuads) put(rows.scale(), from.scale(), factor[0], factor[1]);
+    factor[0] = __shfl_sync(kAllLanes, alpha, t);
+    factor[1] = __shfl_sync(kAllLanes, alpha, t + 1);
+    const int committed = roundUp(pending, 8);  // weights behind h are zero
+#pragma unroll 1
+    for (int first = 0; first < committed; first += kRowsAtOnce) {
+      const int record = first + lane / kQuads;
+      const float own = decay.committed(first, record);
+      if (record < committed) put(rows.record(record), from.record(record), own * factor[0], own * factor[1]);
     }
-#pragma unroll 2
-    for (int first = 0; first < pending; first += 8) weighCommitted(rows, keys, decay, alpha, first, pending);
-    weighTokens(rows, keys, decay, pending, tokens);
+#pragma unroll 1
+    for (int first = 0; first < tokens; first += kRowsAtOnce) {
+      const int i = first + lane / kQuads;
+      decaysAfter(factor, i, decay.draft);
+      if (i < tokens) put(rows.token(pending, i), from.token(pending, i), factor[0], factor[1]);
+    }
     appendDecays(item, logDecay);
   }
 };

@@ -29,7 +29,7 @@ struct ItemLoop {
     return reinterpret_cast<const ItemHeader*>(share + layout.headerPlace(at.index));
   }
 
-  __device__ void work(Consumer<Traits>& consumer, bool& loaded) {
+  __device__ void work(Consumer<Traits>& consumer) {
     const ItemHeader item = *header();
     if (item.has(kZero)) {
       barrierWait(barriers.landed(slotAt.index), slotAt.parity);  // a recorder has waited for the predecessor
@@ -39,29 +39,27 @@ struct ItemLoop {
     }
     const char* keys = share + layout.keyPlace(keysAt.index);
     if constexpr (Traits::kSets > 1) consumer.refreshLane();
-    if (!loaded) consumer.loadVectors(item, keys);
-    loaded = true;
+    float* const state = reinterpret_cast<float*>(stage()) + consumer.warp * kSlab * Traits::kStateDim;
     float sum[Traits::kTiles][4];
-    consumer.readItemState(sum, stage());
+    consumer.readItemState(sum, item, state, keys);
     barrierWait(barriers.landed(slotAt.index), slotAt.parity);
+    if (consumer.flushes(item)) consumer.flushItem(item, state, slot(), keys);
     barrierWait(barriers.weighed(slotAt.index), slotAt.parity);
-    consumer.finishItem(sum, item, stage(), slot(), keys);
+    consumer.finishItem(sum, item, slot());
     if (lane == 0) bulkWaitRead();
   }
 
   __device__ void run(Consumer<Traits>& consumer) {
-    int turn = set;       // how many items until the set's next one
-    bool loaded = false;  // whether this warp has the vectors of the chunk
+    int turn = set;  // how many items until the set's next one
     while (true) {
       barrierWait(barriers.full(at.index), at.parity);
       const uint32_t flags = header()->counts;
       if (flags & kEnd) break;
       if ((flags & (kFirst | kZero)) == kFirst) {
         barrierWait(barriers.keysFull(keysAt.index), keysAt.parity);
-        loaded = false;
       }
       if (turn == 0) {
-        work(consumer, loaded);
+        work(consumer);
         turn = Traits::kSets;
       }
       --turn;
@@ -87,6 +85,7 @@ __device__ void initBarriers(const Barriers& barriers, int i) {
   }
   if (i < kMaxKeyBuffers) {
     barrierInit(barriers.keysFull(i), 32);  // a recorder's lanes
+    barrierInit(barriers.multiplied(i), 1);
     barrierInit(barriers.keysEmpty(i), Traits::kSets * Traits::kWarps + Traits::kRecorders);
   }
   if (i < Barriers::kSlots) {

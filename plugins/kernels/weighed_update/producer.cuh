@@ -8,8 +8,8 @@
 
 namespace replayssm::weighed {
 
-// Barriers of a team, by 32-bit shared address. full, empty: stages; keysFull, keysEmpty: key buffers; announced, landed,
-// weighed: header, records and weights of a head's slot.
+// Barriers of a team, by 32-bit shared address. full, empty: stages; keysFull, multiplied, keysEmpty: key buffers, their
+// products; announced, landed, weighed: header, records and weights of a head's slot.
 struct Barriers {
   static constexpr int kSlots = kMaxStages + 1;
   uint32_t base;
@@ -18,11 +18,12 @@ struct Barriers {
   __device__ uint32_t empty(int stage) const { return at(kMaxStages + stage); }
   __device__ uint32_t keysFull(int buffer) const { return at(2 * kMaxStages + buffer); }
   __device__ uint32_t keysEmpty(int buffer) const { return at(2 * kMaxStages + kMaxKeyBuffers + buffer); }
-  __device__ uint32_t announced(int slot) const { return at(2 * kMaxStages + 2 * kMaxKeyBuffers + slot); }
+  __device__ uint32_t multiplied(int buffer) const { return at(2 * kMaxStages + 2 * kMaxKeyBuffers + buffer); }
+  __device__ uint32_t announced(int slot) const { return at(2 * kMaxStages + 3 * kMaxKeyBuffers + slot); }
   __device__ uint32_t landed(int slot) const { return announced(kSlots + slot); }
   __device__ uint32_t weighed(int slot) const { return announced(2 * kSlots + slot); }
 };
-static_assert((2 * kMaxStages + 2 * kMaxKeyBuffers + 3 * Barriers::kSlots) * 8 <= kBarrierBytes, "barriers fit");
+static_assert((2 * kMaxStages + 3 * kMaxKeyBuffers + 3 * Barriers::kSlots) * 8 <= kBarrierBytes, "barriers fit");
 
 template <class Traits>
 struct Producer {
@@ -83,7 +84,7 @@ struct Producer {
         barrierArriveExpect(full, Traits::kStateBytes);
         const float* from = state(header.slot, header.head(), header.ordinal());
         if (header.pending() + header.tokens() > p.window) {
-          bulkLoad(stage(at.index), from, Traits::kStateBytes, full);  // written back soon
+          bulkLoadAgain(stage(at.index), from, Traits::kStateBytes, full);
         } else {
           bulkLoadOnce(stage(at.index), from, Traits::kStateBytes, full);
         }

@@ -53,19 +53,23 @@ struct Recorder {
     loadsArrive(landed);
   }
 
-  __device__ void weigh(Weigher<Traits>& weigher, const ItemHeader& head, bool& loaded) {
-    const char* keys = shared + layout.keyPlace(keysAt.index);
-    if (!loaded) weigher.loadVectors(head, keys);
-    loaded = true;
-    barrierWait(barriers.landed(slotAt.index), slotAt.parity);
-    weigher.weigh(head, slot(slotAt.index), keys);
+  // By the recorder of a chunk's first head, for those of all.
+  __device__ void multiply(const Weigher<Traits>& weigher, const ItemHeader& head) const {
+    char* const keys = shared + layout.keyPlace(keysAt.index);
+    barrierWait(barriers.keysFull(keysAt.index), keysAt.parity);
+    weigher.multiply(head, keys);
+    if (lane == 0) barrierArrive(barriers.multiplied(keysAt.index));
     if (head.has(kAppendKeys)) weigher.appendKeys(head, keys);
   }
 
+  __device__ void weigh(const Weigher<Traits>& weigher, const ItemHeader& head) const {
+    barrierWait(barriers.landed(slotAt.index), slotAt.parity);
+    weigher.weigh(head, slot(slotAt.index), shared + layout.keyPlace(keysAt.index));
+  }
+
   __device__ void run() {
-    Weigher<Traits> weigher{{p, layout, 0, lane}};
-    int turn = index;     // how many heads until this warp's next one
-    bool loaded = false;  // whether this warp has the vectors of the chunk
+    const Weigher<Traits> weigher{{p, layout, 0, lane}};
+    int turn = index;  // how many heads until this warp's next one
     while (true) {
       barrierWait(barriers.announced(slotAt.index), slotAt.parity);
       const ItemHeader head =
@@ -77,12 +81,10 @@ struct Recorder {
       if (own && !zero) {
         if (head.has(kFirst)) loadKeys(head);
         loadRecords(head);
+        if (head.has(kFirst)) multiply(weigher, head);
       }
-      if (head.has(kFirst) && !zero) {
-        barrierWait(barriers.keysFull(keysAt.index), keysAt.parity);
-        loaded = false;
-      }
-      if (own && !zero) weigh(weigher, head, loaded);
+      if (head.has(kFirst) && !zero) barrierWait(barriers.multiplied(keysAt.index), keysAt.parity);
+      if (own && !zero) weigh(weigher, head);
       __syncwarp();
       if (lane == 0) barrierArrive(barriers.weighed(slotAt.index));
       slotAt.advance(layout.slots);

@@ -12,7 +12,7 @@ namespace replayssm::weighed {
 constexpr int kMaxStages = 6;      // of a team
 constexpr int kSharedBudget = 232448;  // bytes a CTA may take on sm_90
 constexpr int kMaxKeyBuffers = 3;   // of a team
-constexpr int kBarrierBytes = 320;  // of a team
+constexpr int kBarrierBytes = 336;  // of a team
 constexpr int kControlBytes = 512;  // of a team: barriers, headers of the stages
 constexpr int kItemElements = 10240;  // of the state, at most: small items leave room for several stages
 
@@ -52,6 +52,7 @@ struct UpdateTraits {
   static constexpr int kVectorsPerToken = 2;
   static constexpr int kTiles = (kMaxTokens * kVectorsPerToken + 7) / 8;
   static constexpr int kBlocks = kStateDim / kBlock;
+  static constexpr bool kLeanReadOut = true;  // two rows of the state share banks: costs less than exchanging columns
   static constexpr int kTilePairs = (kTiles + 1) / 2;
   static constexpr int kTokenSteps = (kMaxTokens + 7) / 8;  // this step's tokens as records, in tiles of 8
   static constexpr int kParts = itemParts(kHeadDim, kStateDim);  // items of a head
@@ -85,7 +86,8 @@ struct SharedLayout {
   int32_t records, stages;
   int32_t dtOffset, scalarOffset, weightOffset;                   // slot: a head's values, dt, scalars, weights,
   int32_t slotHeaderOffset, slotBytes, slots;                     // header
-  int32_t queryOffset, factorOffset, keyBufferBytes, keyBuffers;  // key buffer: keys, queries, GDN factors
+  // Key buffer: keys, queries, factors of committed keys, products of keys and queries.
+  int32_t queryOffset, factorOffset, productOffset, keyBufferBytes, keyBuffers;
   int32_t stageStart, slotStart, teamBytes;
 
   constexpr __host__ __device__ int32_t headerPlace(int stage) const { return kBarrierBytes + stage * 16; }
@@ -123,7 +125,8 @@ constexpr __host__ __device__ SharedLayout sharedLayout(int window, int tokens) 
   s.slotBytes = roundUp(s.slotHeaderOffset + static_cast<int>(sizeof(ItemHeader)), 128);
   s.queryOffset = s.records * Traits::kKeyPitch;
   s.factorOffset = s.queryOffset + tokens * Traits::kKeyPitch;
-  s.keyBufferBytes = roundUp(s.factorOffset + s.records * 4, 128);
+  s.productOffset = s.factorOffset + roundUp(s.records * 4, 16);
+  s.keyBufferBytes = roundUp(s.productOffset + weightBytes, 128);
   const SharedLayout three = withStages<Traits>(s, 3), two = withStages<Traits>(s, 2), one = withStages<Traits>(s, 1);
   if (two.stages < 3 && one.stages > two.stages) return one;
   return three.stages == two.stages ? three : two;

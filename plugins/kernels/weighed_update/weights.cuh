@@ -20,39 +20,6 @@ struct WeightRows {
   __device__ float* token(int pending, int i) const { return record((pending + 7) / 8 * 8 + i); }
 };
 
-// Log-decays between the tokens of a step: sums over 1, 2, 4, ... successive tokens, of which a stretch is put together.
-template <int kMaxTokens>
-struct Stretches {
-  static constexpr int kLevels = kMaxTokens <= 2 ? 1 : kMaxTokens <= 4 ? 2 : kMaxTokens <= 8 ? 3 : 4;
-  float sum[kLevels];  // over the 2^level tokens that end at token `lane`
-
-  __device__ Stretches(float draft, int lane) {
-    sum[0] = draft;
-#pragma unroll
-    for (int level = 1; level < kLevels; ++level) {
-      const int d = 1 << (level - 1);
-      float other = __shfl_up_sync(kAllLanes, sum[level - 1], d);
-      sum[level] = sum[level - 1] + (lane >= d ? other : 0.0f);
-    }
-  }
-
-  // Log-decay of tokens first + 1 .. last; 0 where there is none. All lanes call it.
-  __device__ float between(int first, int last) const {
-    const int length = max(last - first, 0);
-    float total = 0.0f;
-#pragma unroll
-    for (int level = 0; level < kLevels; ++level) {
-      const bool part = (length >> level & 1) != 0;
-      float one = __shfl_sync(kAllLanes, sum[level], last);
-      if (part) {
-        total += one;
-        last -= 1 << level;
-      }
-    }
-    return total;
-  }
-};
-
 // sum holds the state times the vectors; lane (g, c) has vectors 2c and 2c + 1 of each tile.
 template <class Traits>
 __device__ __forceinline__ void scaleSums(float (&sum)[Traits::kTiles][4], const WeightRows<Traits>& rows, int lane) {
