@@ -95,11 +95,10 @@ struct Words {
   }
 };
 
-struct Divide {
-  float divisor;
+struct Invert {
   const float* x;
-  float* quotient;
-  RSSM_EACH void operator()(size_t i) const { quotient[i] = Quotient(divisor)(x[i]); }
+  float* result;
+  RSSM_EACH void operator()(size_t i) const { result[i] = inverse(x[i]); }
 };
 
 struct Values {
@@ -120,7 +119,7 @@ struct Scales {
   RSSM_EACH void operator()(size_t i) const {
     fp8[i] = e4m3Scale(amax[i]);
     head[i] = nvfp4HeadScale(amax[i]);
-    block[i] = nvfp4BlockScale(amax[i], headScale);
+    block[i] = nvfp4BlockScale(amax[i], nvfp4BlockFactor(headScale));
   }
 };
 
@@ -148,10 +147,10 @@ __attribute__((visibility("default"))) void shim_words(uint64_t seed, uint32_t l
   forEach(Words{{seed, layer_head, position}, out.device}, quads);
 }
 
-__attribute__((visibility("default"))) void shim_divide(float divisor, const float* x, float* quotient, size_t count) {
+__attribute__((visibility("default"))) void shim_invert(const float* x, float* result, size_t count) {
   Copy<float> in(x, count, false);
-  Copy<float> out(quotient, count, true);
-  forEach(Divide{divisor, in.device, out.device}, count);
+  Copy<float> out(result, count, true);
+  forEach(Invert{in.device, out.device}, count);
 }
 
 __attribute__((visibility("default"))) void shim_values(float* e4m3, float* e2m1) {

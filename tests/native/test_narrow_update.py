@@ -92,7 +92,9 @@ def test_three_windows_of_plain_decoding(
 def test_extreme_states_survive_a_flush(
     library: _abi.Library, recurrence: StateFormat, read: StateFormat | None
 ) -> None:
-    """Zero heads, states at the ends of float32's range, one enormous element among tiny ones."""
+    """Zero heads, states at the ends of float32's range, one enormous element among tiny ones, numbers about float16's
+    smallest normal one, exact ties of E2M1.
+    """
     import torch
 
     twin = NarrowTwin(library, shape(64, heads=8), config(recurrence, read, 8, 8), "bfloat16", slots=1)
@@ -103,6 +105,10 @@ def test_extreme_states_survive_a_flush(
     state[3] = twin.normal(64, 128)
     state[3, 5, 7] = 1e30 if recurrence is FP32 else 6e4
     state[4] = -0.0
+    state[5] = twin.normal(64, 128) * 2.0**-15
+    state[6] = torch.arange(64 * 128).reshape(64, 128) % 49 / 4 - 6
+    state[6, :, ::16] = 6.0  # scales of one
+    state[6, 0, 0] = 2688.0
     twin.admit(0, h=1, origin=0, state=state)
     twin.state.ring_decay[0, :, 0] = 0.0
     rows = twin.inputs([0], [8], 8)

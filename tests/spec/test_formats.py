@@ -108,7 +108,7 @@ def test_fp8_scales_cover_128_elements_and_the_last_block_may_be_short(elems: in
         part = slice(b * FP8_BLOCK, (b + 1) * FP8_BLOCK)
         own = np.abs(x[..., part]).max(-1, keepdims=True) / np.float32(448)
         assert (scale[..., b : b + 1] == own).all()
-        want = (x[..., part] / own).astype(ml_dtypes.float8_e4m3fn).astype(np.float32) * own
+        want = (x[..., part] * (np.float32(1) / own)).astype(ml_dtypes.float8_e4m3fn).astype(np.float32) * own
         assert (encode(x, StateFormat.FP8).decode()[..., part] == want).all()
 
 
@@ -124,11 +124,11 @@ def test_nvfp4_has_one_e4m3_scale_per_16_and_one_float32_scale_per_head(elems: i
         for p in range(3):
             for b in range(elems // FP4_BLOCK):
                 block = x[h, p, b * FP4_BLOCK : (b + 1) * FP4_BLOCK]
-                target = np.abs(block).max() / (np.float32(6) * head_scale[h])
+                target = np.abs(block).max() * (np.float32(1) / (np.float32(6) * head_scale[h]))
                 want = np.float32(max(float(target.astype(ml_dtypes.float8_e4m3fn)), 2.0**-9))
                 assert block_scale[h, p, b] == want
                 scale = want * head_scale[h]
-                decoded = (block / scale).astype(ml_dtypes.float4_e2m1fn).astype(np.float32) * scale
+                decoded = (block * (np.float32(1) / scale)).astype(ml_dtypes.float4_e2m1fn).astype(np.float32) * scale
                 assert (stored.decode()[h, p, b * FP4_BLOCK : (b + 1) * FP4_BLOCK] == decoded).all()
 
 

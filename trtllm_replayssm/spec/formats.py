@@ -13,8 +13,11 @@ from numpy.typing import NDArray
 from trtllm_replayssm.dtypes import FP4_BLOCK, FP4_MAX, FP8_BLOCK, FP8_MAX, FP16_MAX, Rounding, StateFormat
 from trtllm_replayssm.errors import ContractError
 
-SMALLEST_SCALE = np.float32(2.0**-126)  # a non-zero block never gets a zero or subnormal scale
+# A non-zero block never gets a subnormal scale, nor one without a finite reciprocal: an NVFP4 block's is its head's
+# times at least the smallest E4M3 number.
+SMALLEST_SCALE = np.float32(2.0**-126)
 SMALLEST_E4M3 = 2.0**-9
+SMALLEST_HEAD_SCALE = np.float32(2.0**-117)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +86,10 @@ def encode(
     rounding: Rounding = Rounding.NEAREST,
     words: NDArray[np.uint32] | None = None,
 ) -> StoredState:
-    """Store a state [H, P, N] (taken as float32) in `fmt`. words: [H, P * N] random words for stochastic rounding."""
+    """Store a state [H, P, N] (taken as float32) in `fmt`. words: [H, P * N] random words for stochastic rounding.
+
+    Numbers are multiplied by the float32 reciprocal of their scale, then rounded.
+    """
     x = np.asarray(state, np.float32)
     if fmt is StateFormat.FLOAT32:
         return StoredState(fmt, x.astype(np.float64))
@@ -96,11 +102,11 @@ def encode(
         return StoredState(fmt, round_to_grid(x, FLOAT16, random))
     if fmt is StateFormat.FP8:
         scale = fp8_scales(x)
-        scaled = x / _spread(scale, FP8_BLOCK, x.shape[-1])
+        scaled = x * _spread(np.float32(1.0) / scale, FP8_BLOCK, x.shape[-1])
         return StoredState(fmt, round_to_grid(scaled, E4M3, random), scale.astype(np.float64))
     block_scale, head_scale = nvfp4_scales(x)
     scale = block_scale.astype(np.float32) * head_scale[:, None, None]
-    scaled = x / _spread(scale, FP4_BLOCK, x.shape[-1])
+    scaled = x * _spread(np.float32(1.0) / scale, FP4_BLOCK, x.shape[-1])
     return StoredState(fmt, round_to_grid(scaled, E2M1, random), block_scale, head_scale)
 
 
@@ -114,14 +120,16 @@ def nvfp4_scales(x: NDArray[np.float32]) -> tuple[NDArray[np.float64], NDArray[n
     """Block scales [H, P, N / 16] on the E4M3 grid and the head's float32 scale [H] = amax / (6 * 448)."""
     amax = _block_amax(x, FP4_BLOCK)
     head_amax = amax.max(axis=(1, 2))
-    head_scale = _positive(head_amax / np.float32(FP4_MAX * FP8_MAX), head_amax)
-    target = amax / (np.float32(FP4_MAX) * head_scale)[:, None, None]
+    head_scale = _positive(head_amax / np.float32(FP4_MAX * FP8_MAX), head_amax, SMALLEST_HEAD_SCALE)
+    target = amax * (np.float32(1.0) / (np.float32(FP4_MAX) * head_scale))[:, None, None]
     block_scale = np.maximum(round_to_grid(target, E4M3), SMALLEST_E4M3)
     return np.where(amax > 0, block_scale, 1.0), head_scale
 
 
-def _positive(scale: NDArray[np.float32], amax: NDArray[np.float32]) -> NDArray[np.float32]:
-    return np.asarray(np.where(amax > 0, np.maximum(scale, SMALLEST_SCALE), np.float32(1.0)), np.float32)
+def _positive(
+    scale: NDArray[np.float32], amax: NDArray[np.float32], smallest: np.float32 = SMALLEST_SCALE
+) -> NDArray[np.float32]:  # fmt: skip
+    return np.asarray(np.where(amax > 0, np.maximum(scale, smallest), np.float32(1.0)), np.float32)
 
 
 def _block_amax(x: NDArray[np.float32], block: int) -> NDArray[np.float32]:

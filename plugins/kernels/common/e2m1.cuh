@@ -9,6 +9,7 @@ namespace replayssm {
 using E2m1Grid = Grid<1, 0, 7>;
 constexpr float kE2m1Largest = 6.0f;
 constexpr int kE2m1Block = 16;
+constexpr float kSmallestHeadScale = 6.01853108e-36f;  // 2^-117: times the smallest block scale it is still normal
 
 // There is no NaN: it becomes the largest positive number.
 RSSM_PORTABLE uint32_t e2m1Signed(uint32_t bits, uint32_t code) {
@@ -42,17 +43,19 @@ RSSM_PORTABLE float e2m1Value(uint32_t code) {
 RSSM_PORTABLE float nvfp4HeadScale(float amax) {
   constexpr float kDivisor = kE2m1Largest * kE4m3Largest;
   const float scale = dividedBy(amax, kDivisor, 1.0f / kDivisor);
-  return amax > 0.0f ? (scale > kSmallestScale ? scale : kSmallestScale) : 1.0f;
+  return amax > 0.0f ? (scale > kSmallestHeadScale ? scale : kSmallestHeadScale) : 1.0f;
 }
+
+// What a block's largest magnitude is multiplied by to give its scale.
+RSSM_PORTABLE float nvfp4BlockFactor(float headScale) { return inverse(kE2m1Largest * headScale); }
 
 // E4M3 code of the scale of a block of 16 whose largest finite magnitude is amax; never zero.
-RSSM_PORTABLE uint8_t nvfp4BlockScale(float amax, float headScale) {
-  if (!(amax > 0.0f)) return 0x38;  // 1
-  const uint8_t code = e4m3Nearest(Quotient(kE2m1Largest * headScale)(amax));
-  return code > 0 ? code : 1;
+RSSM_PORTABLE uint8_t nvfp4BlockScale(float amax, float blockFactor) {
+  const uint8_t code = e4m3Nearest(amax * blockFactor);
+  return amax > 0.0f ? (code > 0 ? code : 1) : 0x38;  // zeros: 1
 }
 
-// What an element of the block is divided by before its rounding, and multiplied by when read.
+// What an element of the block is multiplied by when read, and by whose inverse before its rounding.
 RSSM_PORTABLE float nvfp4Scale(uint8_t blockCode, float headScale) { return e4m3Value(blockCode) * headScale; }
 
 }  // namespace replayssm

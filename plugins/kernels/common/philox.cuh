@@ -13,22 +13,38 @@ struct PhiloxWords {
   uint32_t word[4];
 };
 
-RSSM_PORTABLE PhiloxWords philox4x32(uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3, uint64_t seed) {
+// The words of kCount counters whose first words are c[i] and which share the others. Their rounds are side by side, so
+// that they share the round keys and whatever of the first two rounds does not depend on c[i].
+template <int kCount>
+RSSM_PORTABLE void philox4x32(PhiloxWords (&words)[kCount], const uint32_t (&c)[kCount], uint32_t c1, uint32_t c2,
+                              uint32_t c3, uint64_t seed) {
   uint32_t k0 = static_cast<uint32_t>(seed), k1 = static_cast<uint32_t>(seed >> 32);
+  for (int i = 0; i < kCount; ++i) words[i] = {{c[i], c1, c2, c3}};
 #if defined(__CUDA_ARCH__)
 #pragma unroll
 #endif
   for (int round = 0; round < 10; ++round) {
-    const uint64_t p0 = static_cast<uint64_t>(c0) * 0xD2511F53u;
-    const uint64_t p1 = static_cast<uint64_t>(c2) * 0xCD9E8D57u;
-    c0 = static_cast<uint32_t>(p1 >> 32) ^ c1 ^ k0;
-    c1 = static_cast<uint32_t>(p1);
-    c2 = static_cast<uint32_t>(p0 >> 32) ^ c3 ^ k1;
-    c3 = static_cast<uint32_t>(p0);
+#if defined(__CUDA_ARCH__)
+#pragma unroll
+#endif
+    for (int i = 0; i < kCount; ++i) {
+      uint32_t(&w)[4] = words[i].word;
+      const uint64_t p0 = static_cast<uint64_t>(w[0]) * 0xD2511F53u;
+      const uint64_t p1 = static_cast<uint64_t>(w[2]) * 0xCD9E8D57u;
+      w[0] = static_cast<uint32_t>(p1 >> 32) ^ w[1] ^ k0;
+      w[1] = static_cast<uint32_t>(p1);
+      w[2] = static_cast<uint32_t>(p0 >> 32) ^ w[3] ^ k1;
+      w[3] = static_cast<uint32_t>(p0);
+    }
     k0 += 0x9E3779B9u;
     k1 += 0xBB67AE85u;
   }
-  return {{c0, c1, c2, c3}};
+}
+
+RSSM_PORTABLE PhiloxWords philox4x32(uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3, uint64_t seed) {
+  PhiloxWords words[1];
+  philox4x32<1>(words, {c0}, c1, c2, c3, seed);
+  return words[0];
 }
 
 // What the draws of one head's checkpoint share.
@@ -40,6 +56,10 @@ struct StateRandom {
   // The words of elements 4 * quad .. 4 * quad + 3.
   RSSM_PORTABLE PhiloxWords words(uint32_t quad) const {
     return philox4x32(quad, layerHead, position, kStateDomain, seed);
+  }
+  template <int kCount>
+  RSSM_PORTABLE void words(PhiloxWords (&words)[kCount], const uint32_t (&quads)[kCount]) const {
+    philox4x32<kCount>(words, quads, layerHead, position, kStateDomain, seed);
   }
 };
 

@@ -1,12 +1,14 @@
 // Flushing steps: the CTA takes its part's heads one after the other, a warp a slab. A slab goes from the
-// high-precision checkpoint through shared memory into registers, is folded, read out, and parked where it came from,
-// as float32. From there it is written to both copies, a piece at a time: the recurrence with stochastic rounding, the
-// read copy to nearest. For NVFP4 the warps first exchange the head's largest magnitude.
+// high-precision checkpoint through shared memory into registers, is folded, read out and written back, with stochastic
+// rounding; while the next one is loaded, the read copy is written to nearest. For NVFP4 the warps first exchange the
+// head's largest magnitude.
 #pragma once
 
 #include "fold.cuh"
 #include "gdn.cuh"
 #include "plain.cuh"
+#include "slab_floats.cuh"
+#include "slab_scaled.cuh"
 
 namespace replayssm {
 
@@ -15,10 +17,17 @@ struct HeadFlush {
   using Act = typename Traits::Act;
   using Hp = typename Traits::Recurrence;
   using Lp = typename Traits::Read;
-  using HpCodec = SlabCodec<Traits::kRecurrence>;
+  using HpCodec = SlabCodec<Traits::kRecurrence, Traits::kExchanged>;
+  using LpCodec = SlabCodec<Traits::kRead, Traits::kExchanged>;
   const Part<Traits>& part;
   const uint32_t full;  // barrier of this warp's slab
 
+  // A float16 read copy goes to memory by way of the slab's place as a recurrence does, but for one in FP8.
+  static constexpr bool kStagedRead = !Traits::kShared && Traits::kRead == StateFormat::kFloat16;
+  static constexpr bool kStagedRecurrence = Traits::kRecurrence != StateFormat::kE4m3;
+  // The next slab's lines go to the L2 ahead, but for NVFP4, whose long way to its codes hides the load. There it is a
+  // loss (758 us instead of 624): lines read long before they are written leave the L2 in between.
+  static constexpr bool kPrefetches = Traits::kRead != StateFormat::kE2m1;
   static constexpr bool kOneSlab = Traits::kWarps >= Traits::kSlabs;  // of a head, at most, is a warp's
 
   struct Item {
@@ -64,13 +73,15 @@ struct HeadFlush {
     const uint32_t target = sharedAddress(part.own());
     if (part.lane == 0) {
       barrierExpect(full, 16 * (Hp::kRowBytes + Hp::kScaleBytes));
-      bulkLoad(target, state(part.p.recurrence, item, Hp::kRowBytes), 16 * Hp::kRowBytes, full);
+      bulkLoadAgain(target, state(part.p.recurrence, item, Hp::kRowBytes), 16 * Hp::kRowBytes, full);
       if constexpr (Hp::kScaleBytes > 0) {
         bulkLoad(target + layout.slabScaleOffset, scale(part.p.recurrence, item, Hp::kScaleBytes),
                  16 * Hp::kScaleBytes, full);
       }
       const Item after = next(item);
-      if (valid(after)) bulkPrefetch(state(part.p.recurrence, after, Hp::kRowBytes), 16 * Hp::kRowBytes);
+      if (kPrefetches && valid(after)) {
+        bulkPrefetch(state(part.p.recurrence, after, Hp::kRowBytes), 16 * Hp::kRowBytes);
+      }
     }
     const int head = part.firstHead + item.index;
     part.template loadRows<2, 32>(target + layout.slabValueOffset, Traits::kSlabValuePitch,
@@ -81,60 +92,48 @@ struct HeadFlush {
   }
 
   // Largest finite magnitude of the head, of which every warp holds one slab.
-  __device__ float headLargest(const ParkedSlab& s, int index) const {
-    float largest = fmaxf(largestOfRow(s, 0), largestOfRow(s, 1));
-#pragma unroll
-    for (int d = 16; d > 0; d /= 2) largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, d));
-    // Heads take turns with two rows: a warp is at most one head ahead.
-    float* row = reinterpret_cast<float*>(part.shared + part.layout.amaxOffset) + index % 2 * 16;
-    if (part.lane == 0) row[part.warp] = largest;
+  __device__ float headLargest(const SlabMaxima& maxima, int index) const {
+    // Heads take turns with two rows: a warp is at most one head ahead. Magnitudes are in the order of their bits.
+    uint32_t* row = reinterpret_cast<uint32_t*>(part.shared + part.layout.amaxOffset) + index % 2 * 16;
+    const uint32_t own = __reduce_max_sync(kAllLanes, __float_as_uint(maxima.all()));
+    if (part.lane == 0) row[part.warp] = own;
     asm volatile("bar.sync 1, %0;" ::"n"(32 * Traits::kSlabs) : "memory");
-#pragma unroll
-    for (int i = 0; i < Traits::kSlabs; ++i) largest = fmaxf(largest, row[i]);
-    return largest;
+    return __uint_as_float(__reduce_max_sync(kAllLanes, row[part.lane % Traits::kSlabs]));
   }
 
-  // Both copies, from the same float32 numbers. A loop whose body names one piece: encoding a slab in one go is longer
-  // than the instruction caches.
-  __device__ void store(const ParkedSlab& s, const Item& item, const StateRandom& random, int lane) const {
+  // Both copies are written from the same float32 numbers.
+  template <class Maxima>
+  __device__ void storeRecurrence(const Slab& s, const Maxima& maxima, const Item& item,
+                                  const StateRandom& random) const {
+    const typename HpCodec::Encoder hp(maxima, part.own(), state(part.p.recurrence, item, Hp::kRowBytes),
+                                       scale(part.p.recurrence, item, Hp::kScaleBytes), 1.0f, part.lane);
+#pragma unroll
+    for (int run = 0; run < 4; ++run) hp.stochastic(s, maxima, run / 2, run % 2, random, item.slab * 16);
+    hp.finish();
+  }
+
+  __device__ void storeRead(const Slab& s, const SlabMaxima& maxima, const Item& item) const {
     float headScale = 1.0f;
     if constexpr (Traits::kWholeHead) {
-      headScale = nvfp4HeadScale(headLargest(s, item.index));
+      headScale = nvfp4HeadScale(headLargest(maxima, item.index));
       if (part.warp == 0 && part.lane == 0) {
         part.p.read.headScale[part.slot * part.p.read.headScaleSlotStride + part.firstHead + item.index] = headScale;
       }
     }
-    const typename HpCodec::Encoder hp(s, state(part.p.recurrence, item, Hp::kRowBytes),
-                                       scale(part.p.recurrence, item, Hp::kScaleBytes), 1.0f, lane);
-    if constexpr (Traits::kShared) {
-#pragma unroll 1
-      for (int piece = 0; piece < 8; ++piece) {
-        SlabPiece x;
-        s.get(x, piece / 2, piece % 2);
-        hp.stochastic(x, piece / 2, piece % 2, random, item.slab * 16);
-      }
-    } else {
-      const typename SlabCodec<Traits::kRead>::Encoder lp(s, state(part.p.read, item, Lp::kRowBytes),
-                                                          scale(part.p.read, item, Lp::kScaleBytes), headScale, lane);
-#pragma unroll 1
-      for (int piece = 0; piece < 8; ++piece) {
-        SlabPiece x;
-        s.get(x, piece / 2, piece % 2);
-        hp.stochastic(x, piece / 2, piece % 2, random, item.slab * 16);
-        lp.nearest(x, piece / 2, piece % 2);
-      }
-    }
+    const typename LpCodec::Encoder lp(maxima, part.own(), state(part.p.read, item, Lp::kRowBytes),
+                                       scale(part.p.read, item, Lp::kScaleBytes), headScale, part.lane);
+#pragma unroll
+    for (int run = 0; run < 4; ++run) lp.nearest(s, maxima, run / 2, run % 2);
+    lp.finish();
   }
 
-  // Folds, parks and computes the outputs: one token, up to 16 records.
+  // Folds and computes the outputs: one token, up to 16 records.
   __device__ void foldPlain(float (&sum)[4], Slab& s, const Item& item, const char* values, int lane) const {
     using A = Activation<Act>;
     const float* at = plainWeights(part, item.index);
-    const ParkedSlab parked(part.own(), lane);
-    foldTile<Traits>(s, part.shared + part.layout.keyOffset, values, PlainFolds{at}, at[16], 0, part.pending, lane,
-                     [&](int b) { parked.put(s[b], b); });
+    foldTile<Traits>(s, part.shared + part.layout.keyOffset, values, PlainFolds{at}, at[16], 0, part.pending, lane);
     float recalled[2];
-    readSlabOnce<Traits>(recalled, parked, part.queries(), lane);
+    readSlabOnce<Traits>(recalled, s, part.queries(), lane);
     const char* value = values + part.pending * Traits::kSlabValuePitch + lane / 4 * 2;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -145,25 +144,39 @@ struct HeadFlush {
 
   // The gated delta rule's for one token. Each step looks up anew where it is: nothing but the slab is kept over one.
   __device__ void foldPlainGdn(Slab& s) const {
-    float recall[2][4], u[4][2];
+    float recall[2][4], weighted[4][2];
     {
-      const Part<Traits> now = part.saved(current(part).index);
-      recallRecords(recall, s, now, 0);
+      const Item item = current(part);
+      const Part<Traits> now = part.saved(item.index);
+      if constexpr (Traits::kRecallsCodes) {
+        const int group = now.groupOf(item.index), number = now.lane / 4;
+        recallCodes<Traits, HpCodec>(recall, now.own(), {now.keyHalf(group, number), now.keyHalf(group, number + 8)},
+                                     now.lane);
+      } else {
+        HpCodec::decode(s, now.own(), nullptr, now.lane);
+        recallSlab(recall, s, now);
+      }
     }
     {
       const Item item = current(part);
       const Part<Traits> now = part.saved(item.index);
-      solveRecords(u, recall, now, item.index, 0, HeadFlush{now, full}.values());
+      const char* scales = now.own() + now.layout.slabScaleOffset;
+      const float rowScales[2] = {HpCodec::rowScale(scales, 0, now.lane), HpCodec::rowScale(scales, 1, now.lane)};
+      solveSlab<Traits>(weighted, recall, rowScales, {now.solves(item.index)}, HeadFlush{now, full}.values(),
+                        now.pending, now.lane);
     }
     {
       const Item item = current(part);
       const Part<Traits> now = part.saved(item.index);
-      const ParkedSlab parked(now.own(), now.lane);
-      foldRecords(s, u, now, item.index, 0, [&](int b) { parked.put(s[b], b); });
+      if constexpr (Traits::kRecallsCodes) {
+        HpCodec::decode(s, now.own(), now.own() + now.layout.slabScaleOffset, now.lane);
+      }
+      foldFragments<Traits>(s, now.keys(), weighted, *HeadSolve{now.solves(item.index)}.total(), 0, now.pending,
+                            now.lane);
     }
     const Item item = current(part);
     const Part<Traits> now = part.saved(item.index);
-    finishToken(ParkedSlab(now.own(), now.lane), now, item.index, item.slab, HeadFlush{now, full}.values());
+    finishToken(s, now, item.index, item.slab, HeadFlush{now, full}.values());
   }
 
   // The same for any number of tokens and records.
@@ -192,8 +205,7 @@ struct HeadFlush {
     const int lane = part.lane;
     const int head = part.firstHead + item.index;
     Slab s;
-    HpCodec::decode(s, part.own(), part.own() + layout.slabScaleOffset, lane);
-    __syncwarp();  // the slab will be parked where its codes were
+    if constexpr (!Traits::kPlainGdn) HpCodec::decode(s, part.own(), part.own() + layout.slabScaleOffset, lane);
     if constexpr (Traits::kPlainGdn) {
       foldPlainGdn(s);
     } else {
@@ -208,15 +220,22 @@ struct HeadFlush {
       }
       part.writeOutput(head, item.slab, sum[0]);
       part.appendValues(head, values, Traits::kSlabValuePitch, item.slab * 16, 2);
-      if constexpr (!Traits::kPlain) ParkedSlab(part.own(), lane).put(s);
     }
     const Item again = current(part);
     const Part<Traits> after = part.saved(again.index);
-    HeadFlush<Traits>{after, full}.storeBoth(again);
+    HeadFlush<Traits>{after, full}.storeBoth(s, again);
   }
 
-  __device__ void storeBoth(const Item& item) const {
+  __device__ void loadNext(const Item& item) const {
+    asyncProxyFence();  // the reads have happened before the next slab may arrive in their place
+    __syncwarp();
+    if (valid(next(item))) load(next(item));
+  }
+
+  // What goes by way of the slab's place comes before the load of the next one.
+  __device__ void storeBoth(const Slab& s, const Item& item) const {
     const UpdateParams& p = part.p;
+    if constexpr (!kStagedRecurrence && !kStagedRead) loadNext(item);
     StateRandom random{};
     if constexpr (Traits::kRecurrence != StateFormat::kFloat32) {
       random = {static_cast<uint64_t>(__ldg(p.seed + part.slot)),
@@ -224,10 +243,12 @@ struct HeadFlush {
                     static_cast<uint32_t>(p.headOffset + part.firstHead + item.index),
                 static_cast<uint32_t>(__ldg(p.position + part.slot))};
     }
-    store(ParkedSlab(part.own(), part.lane), item, random, part.lane);
-    asyncProxyFence();  // the reads have happened before the next slab may arrive in their place
-    __syncwarp();
-    if (valid(next(item))) load(next(item));
+    constexpr bool kPieces = Traits::kShared && Traits::kRecurrence == StateFormat::kFloat16;
+    const std::conditional_t<kPieces, PieceMaxima, SlabMaxima> maxima(s);
+    storeRecurrence(s, maxima, item, random);
+    if constexpr (kStagedRead) storeRead(s, maxima, item);
+    if constexpr (kStagedRecurrence || kStagedRead) loadNext(item);
+    if constexpr (!Traits::kShared && !kStagedRead) storeRead(s, maxima, item);
   }
 
   // Slabs beyond a head's go to nobody: with NVFP4 reads some warps have none.
@@ -239,7 +260,7 @@ struct HeadFlush {
   // The item in work is kept where the part is: a warp's word of shared memory.
   static __device__ __forceinline__ Item current(const Part<Traits>& part) {
     const int word = part.savedItem();
-    return {word >> 8, kOneSlab ? threadOf() / 32 : word & 255};
+    return {word >> 8, kOneSlab ? static_cast<int>(threadOf() / 32) : word & 255};
   }
 
   __device__ void run() const {

@@ -1,6 +1,6 @@
 // The flush of a slab in a warp's registers (paper, Eq. 5): S <- exp(total) S + sum_j dt_j exp(suffix_j) x_j k_j^T, and
-// its product with the step's queries. Float32 throughout: keys are exact in tf32, weighted values and the state are
-// split in two tf32 parts, decay and sum are one fused multiply-add an element (see replay_update/fold.cuh).
+// its product with the step's queries. Float32 throughout: weighted values are split in three 16-bit parts, keys are
+// one, decay and sum are one fused multiply-add an element; for products the state is split in two tf32 parts.
 #pragma once
 
 #include "records.cuh"
@@ -8,78 +8,69 @@
 
 namespace replayssm {
 
-// S <- decay S + values x keys; values: records c, c + 4 of each eight and rows g, g + 8, weighted and split. done(b)
-// follows each block's last change.
-template <class Traits, class Done>
-__device__ __forceinline__ void foldFragments(Slab& s, const char* keys, const uint32_t (&high)[2][4],
-                                              const uint32_t (&low)[2][4], float decay, int first, int pending,
-                                              int lane, Done done) {
-  using A = Activation<typename Traits::Act>;
+// S <- decay S + values x keys. values: of records c, c + 4, c + 8, c + 12 from `first` on and rows g, g + 8, weighted,
+// nothing (zero) from `pending` on.
+template <class Traits>
+__device__ __forceinline__ void foldFragments(Slab& s, const char* keys, const float (&values)[4][2], float decay,
+                                              int first, int pending, int lane) {
+  using Act = typename Traits::Act;
+  using Parts = WeightParts<Act, 4>;
+  Parts parts;
+  const float factor = parts.set({values[0][0], values[1][0], values[0][1], values[1][1], values[2][0], values[3][0],
+                                  values[2][1], values[3][1]});
 #pragma unroll
   for (int b = 0; b < 4; ++b) {
 #pragma unroll
     for (int pair = 0; pair < 2; ++pair) {  // columns 2 pair, 2 pair + 1 of every four
-      float update[2][4] = {};
+      uint32_t k[4];
 #pragma unroll
-      for (int step = 0; step < 2; ++step) {
-        uint32_t k[2];
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          const int record = first + 8 * step + lane % 4 + 4 * e;
-          k[e] = 0;
-          if (record < pending) {
-            k[e] = *reinterpret_cast<const uint32_t*>(keys + record * Traits::kKeyPitch + b * 64 + lane / 4 * 8 +
-                                                      pair * 4);
-          }
-        }
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const uint32_t b0 = __float_as_uint(i == 1 ? A::high(k[0]) : A::low(k[0]));
-          const uint32_t b1 = __float_as_uint(i == 1 ? A::high(k[1]) : A::low(k[1]));
-          mmaTf32(update[i], high[step], b0, b1);
-          mmaTf32(update[i], low[step], b0, b1);
+      for (int e = 0; e < 4; ++e) {
+        const int record = first + lane % 4 + 4 * e;
+        k[e] = 0;
+        if (record < pending) {
+          k[e] = *reinterpret_cast<const uint32_t*>(
+              keys + record * Traits::kKeyPitch +
+              (Traits::pieceColumn(b, lane / 8) + lane / 4 % 2 * 4 + pair * 2) * 2);
         }
       }
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
+      for (int i = 0; i < 2; ++i) {
+        const uint32_t order = i == 0 ? 0x5410 : 0x7632;
+        const uint32_t b0 = __byte_perm(k[0], k[1], order), b1 = __byte_perm(k[2], k[3], order);
+        float update[4] = {};
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          float& element = s[b][half][2 * pair + i % 2 + i / 2 * 4];
-          element = fmaf(decay, element, update[i % 2][2 * half + i / 2]);
+        for (int part = 0; part < 3; ++part) mmaAct<Act>(update, parts.part[part], b0, b1);
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          float& element = s[b][e / 2][2 * pair + i + e % 2 * 4];
+          element = fmaf(decay, element, Parts::kScaled ? factor * update[e] : update[e]);
         }
       }
     }
-    done(b);
   }
 }
 
 // Records first..first+15 of `pending`. `values`: the slab's 16 columns of the records' values; weights: Decay, or
 // anything that tells a record's weight.
-template <class Traits, class Weights, class Done>
+template <class Traits, class Weights>
 __device__ __forceinline__ void foldTile(Slab& s, const char* keys, const char* values, const Weights& weights,
-                                         float decay, int first, int pending, int lane, Done done) {
+                                         float decay, int first, int pending, int lane) {
   using A = Activation<typename Traits::Act>;
-  uint32_t high[2][4], low[2][4];
+  float weighted[4][2];
 #pragma unroll
-  for (int step = 0; step < 2; ++step) {
+  for (int e = 0; e < 4; ++e) {
+    const int record = first + lane % 4 + 4 * e;
+    const float factor = weights.committed(first, record);
 #pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      const int record = first + 8 * step + lane % 4 + 4 * e;
-      const float factor = weights.committed(first, record);
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        float x = 0.0f;
-        if (record < pending) {
-          x = A::toFloat(*reinterpret_cast<const uint16_t*>(values + record * Traits::kSlabValuePitch +
-                                                            (lane / 4 + 8 * half) * 2));
-        }
-        const Split split = splitTf32Rounded(factor * x);
-        high[step][2 * e + half] = split.high;
-        low[step][2 * e + half] = split.low;
+    for (int half = 0; half < 2; ++half) {
+      weighted[e][half] = 0.0f;
+      if (record < pending) {
+        weighted[e][half] = factor * A::toFloat(*reinterpret_cast<const uint16_t*>(
+                                         values + record * Traits::kSlabValuePitch + (lane / 4 + 8 * half) * 2));
       }
     }
   }
-  foldFragments<Traits>(s, keys, high, low, decay, first, pending, lane, done);
+  foldFragments<Traits>(s, keys, weighted, decay, first, pending, lane);
 }
 
 template <class Traits>
@@ -88,24 +79,23 @@ __device__ __forceinline__ void foldSlab(Slab& s, const char* keys, const char* 
   float decay = expf(weights.total);
 #pragma unroll 1
   for (int first = 0; first < pending; first += 16) {
-    foldTile<Traits>(s, keys, values, weights, decay, first, pending, lane, [](int) {});
+    foldTile<Traits>(s, keys, values, weights, decay, first, pending, lane);
     decay = 1.0f;
   }
 }
 
 // S q of rows g and g + 8 for the only token.
 template <class Traits>
-__device__ __forceinline__ void readSlabOnce(float (&sum)[2], const ParkedSlab& s, const char* query, int lane) {
+__device__ __forceinline__ void readSlabOnce(float (&sum)[2], const Slab& s, const char* query, int lane) {
   using A = Activation<typename Traits::Act>;
   sum[0] = sum[1] = 0.0f;
 #pragma unroll
   for (int b = 0; b < 4; ++b) {
-    const uint4 piece = *reinterpret_cast<const uint4*>(query + b * 64 + lane % 4 * 16);
+    const uint4 piece = *reinterpret_cast<const uint4*>(query + Traits::pieceColumn(b, lane % 4) * 2);
     const uint32_t words[4] = {piece.x, piece.y, piece.z, piece.w};
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      float x[8];
-      s.get(x, b, half);
+      const float(&x)[8] = s[b][half];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         sum[half] = fmaf(x[2 * i + 1], A::high(words[i]), fmaf(x[2 * i], A::low(words[i]), sum[half]));
@@ -136,7 +126,7 @@ __device__ __forceinline__ void readSlab(float (&sum)[kTiles][4], const Slab& s,
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) {
       query[t] = make_uint4(0, 0, 0, 0);
-      if (real[t]) query[t] = *reinterpret_cast<const uint4*>(rows[t] + b * 64 + lane % 4 * 16);
+      if (real[t]) query[t] = *reinterpret_cast<const uint4*>(rows[t] + Traits::pieceColumn(b, lane % 4) * 2);
     }
 #pragma unroll
     for (int i = 0; i < 4; ++i) {

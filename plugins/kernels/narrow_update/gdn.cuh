@@ -10,6 +10,7 @@
 #include "fold.cuh"
 #include "part.cuh"
 #include "plain_gdn.cuh"
+#include "solve_gdn.cuh"
 
 namespace replayssm {
 
@@ -66,6 +67,33 @@ __device__ __forceinline__ void multiplyRecords(const Part<Traits>& part) {
       const int record = l + 2 * (lane % 4) + e;
       const bool real = j < part.pending && record < part.pending;
       group.gram()[j * 16 + record % 16] = real ? dot[e] * group.factors()[j] * group.factors()[record] : 0.0f;
+    }
+  }
+}
+
+// The committed keys of all groups of the part as Part::keyHalf has them, those that are not there zero. By all warps.
+template <class Traits>
+__device__ __forceinline__ void makeKeyHalves(const Part<Traits>& part) {
+  using A = Activation<typename Traits::Act>;
+#pragma unroll 1
+  for (int task = part.warp; task < 16 * part.groups; task += Traits::kWarps) {
+    const int record = task % 16;
+    const Part<Traits> group = part.inGroup(task / 16);
+    uint2 words = make_uint2(0, 0);
+    if (record < part.pending) {
+      words = *reinterpret_cast<const uint2*>(group.keys() + record * Traits::kKeyPitch + part.lane * 8);
+    }
+    const float x[4] = {A::low(words.x), A::high(words.x), A::low(words.y), A::high(words.y)};
+    const float largest = fmaxf(fmaxf(fabsf(x[0]), fabsf(x[1])), fmaxf(fabsf(x[2]), fabsf(x[3])));
+    const uint32_t bits = __reduce_max_sync(kAllLanes, __float_as_uint(largest));
+    const int exponent = max(static_cast<int>(bits >> 23) - 127, -100);
+    const float up = __uint_as_float(static_cast<uint32_t>(127 + 14 - exponent) << 23);
+    const __half2 low = __floats2half2_rn(x[0] * up, x[1] * up), high = __floats2half2_rn(x[2] * up, x[3] * up);
+    *reinterpret_cast<uint2*>(part.keyHalf(task / 16, numberOf(record)) + part.lane * 8) =
+        make_uint2(*reinterpret_cast<const uint32_t*>(&low), *reinterpret_cast<const uint32_t*>(&high));
+    if (part.lane == 0) {
+      const float down = __uint_as_float(static_cast<uint32_t>(127 - 14 + exponent) << 23);
+      part.halfFactors(task / 16)[numberOf(record)] = record < part.pending ? down * group.factors()[record] : 0.0f;
     }
   }
 }
@@ -159,7 +187,8 @@ __device__ __forceinline__ void streamGdn(float (&sum)[kSlabs][4], const Part<Tr
   solveTokens<Traits, kSlabs>(sum, part, decay, index, firstSlab, values, Traits::kValuePitch, lane);
 }
 
-// Deriving the corrections of up to 16 committed records from `first` on anew, and folding them, takes three steps.
+// Deriving the corrections of up to 16 committed records from `first` on anew, and folding them, takes three steps
+// (plain decoding: solve_gdn.cuh).
 //
 // 1. Lane (g, c): what the slab recalls for records 8 tile + 2c + e, rows g and g + 8.
 template <class Traits>
@@ -174,6 +203,32 @@ __device__ __forceinline__ void recallRecords(float (&recall)[2][4], const Slab&
     for (int e = 0; e < 4; ++e) {
       const int column = 8 * tile + 2 * (lane % 4) + e % 2;
       recall[tile][e] *= column < count ? part.factors()[first + column] : 0.0f;
+    }
+  }
+}
+
+// S k for up to 16 records by number (solve_gdn.cuh), less the keys' factors, from the slab or from its codes, which
+// are exact in float16 and lack the rows' scales; keys: key halves number g and g + 8.
+template <class Traits>
+__device__ __forceinline__ void recallSlab(float (&recall)[2][4], const Slab& s, const Part<Traits>& part) {
+  const int record = recordOf(part.lane / 4);
+  const char* own = part.keys() + record * Traits::kKeyPitch;
+  readSlab<Traits, 2>(recall, s, {own, own + 8 * Traits::kKeyPitch}, {record < part.pending, record + 8 < part.pending},
+                      part.lane);
+}
+template <class Traits, class Codec>
+__device__ __forceinline__ void recallCodes(float (&recall)[2][4], const char* slab, const char* const (&keys)[2],
+                                            int lane) {
+#pragma unroll
+  for (int e = 0; e < 4; ++e) recall[0][e] = recall[1][e] = 0.0f;
+#pragma unroll
+  for (int b = 0; b < 4; ++b) {
+    const uint4 x = Codec::halves(slab, b, 0, lane), y = Codec::halves(slab, b, 1, lane);
+#pragma unroll
+    for (int tile = 0; tile < 2; ++tile) {
+      const uint4 key = *reinterpret_cast<const uint4*>(keys[tile] + Traits::pieceColumn(b, lane % 4) * 2);
+      mmaAct<__half>(recall[tile], {x.x, y.x, x.y, y.y}, key.x, key.y);
+      mmaAct<__half>(recall[tile], {x.z, y.z, x.w, y.w}, key.z, key.w);
     }
   }
 }
@@ -216,33 +271,25 @@ __device__ __forceinline__ void solveRecords(float (&u)[4][2], float (&recall)[2
 }
 
 // 3. The fold itself.
-template <class Traits, class Done>
+template <class Traits>
 __device__ __forceinline__ void foldRecords(Slab& s, const float (&u)[4][2], const Part<Traits>& part, int index,
-                                            int first, Done done) {
+                                            int first) {
   const int lane = part.lane, count = min(part.pending - first, 16);
   Decay decay;
   decay.loadGdn(part.dt(index) + first, part.factors() + first, count, 0, lane);
-  uint32_t high[2][4], low[2][4];
+  float weighted[4][2];
 #pragma unroll
-  for (int step = 0; step < 2; ++step) {
-#pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      const float factor = decay.committed(0, 8 * step + lane % 4 + 4 * e);
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const Split split = splitTf32Rounded(factor * u[2 * step + e][half]);
-        high[step][2 * e + half] = split.high;
-        low[step][2 * e + half] = split.low;
-      }
-    }
+  for (int e = 0; e < 4; ++e) {
+    const float factor = decay.committed(0, lane % 4 + 4 * e);
+    weighted[e][0] = factor * u[e][0];
+    weighted[e][1] = factor * u[e][1];
   }
-  foldFragments<Traits>(s, part.keys() + first * Traits::kKeyPitch, high, low, expf(decay.total), 0, count, lane,
-                        done);
+  foldFragments<Traits>(s, part.keys() + first * Traits::kKeyPitch, weighted, expf(decay.total), 0, count, lane);
 }
 
 // What the folded slab gives for the token, and the token's own: output, appended correction and value.
 template <class Traits>
-__device__ __forceinline__ void finishToken(const ParkedSlab& s, const Part<Traits>& part, int index, int slab,
+__device__ __forceinline__ void finishToken(const Slab& s, const Part<Traits>& part, int index, int slab,
                                             const char* values) {
   using A = Activation<typename Traits::Act>;
   const int lane = part.lane;
@@ -252,7 +299,8 @@ __device__ __forceinline__ void finishToken(const ParkedSlab& s, const Part<Trai
     uint32_t words[2][4];
 #pragma unroll
     for (int v = 0; v < 2; ++v) {
-      const uint4 piece = *reinterpret_cast<const uint4*>(part.vectorRow(v) + b * 64 + lane % 4 * 16);
+      const uint4 piece =
+          *reinterpret_cast<const uint4*>(part.vectorRow(v) + Traits::pieceColumn(b, lane % 4) * 2);
       words[v][0] = piece.x;
       words[v][1] = piece.y;
       words[v][2] = piece.z;
@@ -260,8 +308,7 @@ __device__ __forceinline__ void finishToken(const ParkedSlab& s, const Part<Trai
     }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      float x[8];
-      s.get(x, b, half);
+      const float(&x)[8] = s[b][half];
 #pragma unroll
       for (int v = 0; v < 2; ++v) {
         float& own = sum[0][2 * half + v];
@@ -294,7 +341,7 @@ __device__ __forceinline__ void flushGdn(float (&sum)[4], Slab& s, const Part<Tr
     float recall[2][4], u[4][2];
     recallRecords(recall, s, part, first);
     solveRecords(u, recall, part, index, first, values);
-    foldRecords(s, u, part, index, first, [](int) {});
+    foldRecords(s, u, part, index, first);
   }
   float recalled[1][4];
   readSlab<Traits, 1>(recalled, s, {part.vectorRow(lane / 4)}, {lane / 4 < part.vectors()}, lane);

@@ -69,14 +69,16 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksWanted)
   }
   if constexpr (Traits::kGdn) {
     if (flushes) multiplyRecords(part);
+    if constexpr (Traits::kRecallsCodes) {
+      if (flushes) makeKeyHalves(part);
+    }
   }
   part.appendHeads(threadIdx.x);
   __syncthreads();
   if (flushes) {
-    if constexpr (Traits::kPlain) {
-      setPlainFolds(part);
-      __syncthreads();
-    }
+    if constexpr (Traits::kPlain) setPlainFolds(part);
+    if constexpr (Traits::kPlainGdn) solveHeads(part);
+    if constexpr (Traits::kOneToken) __syncthreads();
     flush.run();
   } else {
     stream.run();

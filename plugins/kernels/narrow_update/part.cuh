@@ -13,8 +13,8 @@ namespace replayssm {
 __device__ __forceinline__ void loadsWaitGroups() { asm volatile("cp.async.wait_group 0;" ::: "memory"); }
 
 // The thread, asked for here and now.
-__device__ __forceinline__ int threadOf() {
-  int thread;
+__device__ __forceinline__ uint32_t threadOf() {
+  uint32_t thread;
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
   return thread;
 }
@@ -61,7 +61,8 @@ struct Part {
   }
   // A word of this warp's, likewise.
   __device__ __forceinline__ uint32_t itemAddress() const {
-    return sharedAddress(shared) + kSavedPart + 32 + threadOf() / 32 * 4;
+    const uint32_t areas = sharedAddress(shared) + layout.privateOffset;
+    return areas + threadOf() / 32 * layout.privateBytes + Traits::kSlabBytes;
   }
   __device__ __forceinline__ void saveItem(int word) const {
     __syncwarp();  // every lane has read the last one
@@ -75,12 +76,12 @@ struct Part {
   }
   // As the group of the part's head `index` sees it, or (-1) the first group.
   __device__ __forceinline__ Part saved(int index) const {
-    const int thread = threadOf();
+    const uint32_t thread = threadOf();
     const int4 low = sharedWords(sharedAddress(shared) + kSavedPart);
     const int4 high = sharedWords(sharedAddress(shared) + kSavedPart + 16);
     const int inner = index < 0 ? 0 : groupOf(index);
-    return Part{p,      layout,           shared,            thread / 32,
-                thread % 32, low.x, low.y, Traits::kOneToken ? 1 : low.z, low.w, high.x,
+    return Part{p,      layout,           shared,            static_cast<int>(thread / 32),
+                static_cast<int>(thread % 32), low.x, low.y, Traits::kOneToken ? 1 : low.z, low.w, high.x,
                 high.y + inner, high.z, high.w, groups, shared + inner * layout.groupBytes};
   }
 
@@ -117,6 +118,22 @@ struct Part {
     return reinterpret_cast<float*>(groupArea() + layout.fragmentOffset + vectors() * Traits::kStateDim * 2);
   }
   __device__ float* gram() const { return reinterpret_cast<float*>(groupArea() + layout.gramOffset); }
+  // Of the part's group `index`: a committed key in float16, scaled to its top binade, and what is recalled with keys
+  // is multiplied by; in the order of solve_gdn.cuh.
+  __device__ char* keyHalf(int index, int number) const {
+    static_assert(Traits::kWarps == 8 || !Traits::kRecallsCodes, "groups: 1, 2 or 4; 2, 4 or 8 rows a warp");
+    const int row = index * 16 + number, bits = 1 + groups / 2;
+    return shared + layout.privateOffset + (row >> bits) * layout.privateBytes + layout.halfOffset +
+           (row & ((1 << bits) - 1)) * Traits::kHalfPitch;
+  }
+  __device__ float* halfFactors(int index) const {
+    return reinterpret_cast<float*>(shared + layout.halfFactorOffset) + index * 16;
+  }
+  // HeadSolve of the part's head `index`.
+  __device__ char* solves(int index) const {
+    return shared + layout.privateOffset + index % Traits::kWarps * layout.privateBytes + layout.solveOffset +
+           index / Traits::kWarps * Traits::kSolveBytes;
+  }
   __device__ char* own() const { return shared + layout.privateOffset + warp * layout.privateBytes; }
 
   // kPieces 16-byte pieces of every record: committed ones from ring rows of `rowElements`, then this step's. By

@@ -17,17 +17,18 @@ __device__ __forceinline__ void loadTransposed(uint32_t (&d)[4], uint32_t row) {
                : "memory");
 }
 
-template <class Act>
+// Pairs of float32 numbers as three 16-bit parts each.
+template <class Act, int kPairs>
 struct WeightParts;
 
 // bfloat16 has float32's range: the parts are the number, the rest, and the rest's rest.
-template <>
-struct WeightParts<__nv_bfloat16> {
-  uint32_t part[3][2];
+template <int kPairs>
+struct WeightParts<__nv_bfloat16, kPairs> {
+  uint32_t part[3][kPairs];
   static constexpr bool kScaled = false;
-  __device__ __forceinline__ float set(const float (&weight)[4]) {
+  __device__ __forceinline__ float set(const float (&weight)[2 * kPairs]) {
 #pragma unroll
-    for (int pair = 0; pair < 2; ++pair) {
+    for (int pair = 0; pair < kPairs; ++pair) {
       float x = weight[2 * pair], y = weight[2 * pair + 1];
 #pragma unroll
       for (int i = 0; i < 3; ++i) {
@@ -42,18 +43,20 @@ struct WeightParts<__nv_bfloat16> {
 };
 
 // float16 has not: the warp's weights are scaled to its range first. Returns what the product is multiplied by.
-template <>
-struct WeightParts<__half> {
-  uint32_t part[3][2];
+template <int kPairs>
+struct WeightParts<__half, kPairs> {
+  uint32_t part[3][kPairs];
   static constexpr bool kScaled = true;
-  __device__ __forceinline__ float set(const float (&weight)[4]) {
-    float largest = fmaxf(fmaxf(fabsf(weight[0]), fabsf(weight[1])), fmaxf(fabsf(weight[2]), fabsf(weight[3])));
+  __device__ __forceinline__ float set(const float (&weight)[2 * kPairs]) {
+    float largest = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 2 * kPairs; ++i) largest = fmaxf(largest, fabsf(weight[i]));
 #pragma unroll
     for (int d = 16; d > 0; d /= 2) largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, d));
     const int exponent = max(static_cast<int>(__float_as_uint(largest) >> 23) - 127, -100);
     const float up = __uint_as_float(static_cast<uint32_t>(127 + 14 - exponent) << 23);
 #pragma unroll
-    for (int pair = 0; pair < 2; ++pair) {
+    for (int pair = 0; pair < kPairs; ++pair) {
       float x = weight[2 * pair] * up, y = weight[2 * pair + 1] * up;
 #pragma unroll
       for (int i = 0; i < 3; ++i) {
@@ -110,7 +113,7 @@ __device__ __forceinline__ void recordWeights(float (&weight)[4], const float4& 
 template <class Value, int kSlabs, int kPitch>
 __device__ __forceinline__ void addRecords(float (&sum)[kSlabs][4], uint32_t values, const float (&weight)[4],
                                            int count, int lane) {
-  WeightParts<Value> parts;
+  WeightParts<Value, 2> parts;
   const float factor = parts.set(weight);
   const int record = min(lane % 8 + lane / 16 * 8, count - 1);
   const uint32_t row = values + record * kPitch + lane / 8 % 2 * 16;
@@ -118,7 +121,7 @@ __device__ __forceinline__ void addRecords(float (&sum)[kSlabs][4], uint32_t val
   for (int m = 0; m < kSlabs; ++m) {
     uint32_t x[4];
     loadTransposed(x, row + 32 * m);
-    if constexpr (WeightParts<Value>::kScaled) {
+    if constexpr (WeightParts<Value, 2>::kScaled) {
       float part[4] = {};
 #pragma unroll
       for (int i = 0; i < 3; ++i) mmaAct<Value>(part, x, parts.part[i][0], parts.part[i][1]);

@@ -22,7 +22,7 @@ struct PlainGdnStream {
 
   struct Head {
     uint32_t b[Traits::kSteps][2];
-    WeightParts<__half> records;
+    WeightParts<__half, 2> records;
     float recordFactor;
     float decay[2];  // what the product of codes and vectors is multiplied by
     float beta, product;

@@ -18,6 +18,12 @@ constexpr int kMaxNarrowStages = 3;  // of a warp
 constexpr int kBarrierArea = 256;    // bytes, the last of which are the part's cursors
 constexpr int kSavedPart = 192;
 
+// First column of lane c's piece b (see NarrowTraits::pieceColumn): 16 columns of every 64 are a lane's.
+template <bool kExchanged>
+__device__ __forceinline__ int slabColumn(int b, int c) {
+  return b / 2 * 64 + c * 16 + (b % 2 ^ (kExchanged ? c / 2 : 0)) * 8;
+}
+
 template <Family kFamily_, StateFormat kRecurrence_, StateFormat kRead_, class Act_, int kHeadDim_, int kStateDim_,
           int kWarps_, int kMaxTokens_>
 struct NarrowTraits {
@@ -52,8 +58,14 @@ struct NarrowTraits {
   static constexpr int kValuePitch = kItemSlabs * 32 + 16;  // of an item's records; eight rows fall on distinct banks
   static constexpr int kSlabValuePitch = 48;             // of a slab's 16 columns of them, likewise
 
+  // A slab in registers: lane (g, c) holds, of rows g and g + 8, four pieces of eight columns; first column of piece b.
+  // With float32 the pieces of lanes 2 and 3 are exchanged, so that fewer of them share banks.
+  static constexpr bool kExchanged = kRecurrence == StateFormat::kFloat32;
+  static __device__ __forceinline__ int pieceColumn(int b, int c) { return slabColumn<kExchanged>(b, c); }
+
   using Recurrence = FormatSize<kRecurrence, kStateDim>;
   using Read = FormatSize<kRead, kStateDim>;
+  static constexpr int kSlabBytes = 16 * Recurrence::kRowBytes;  // of codes
   static constexpr int kStateBytes = 16 * kItemSlabs * Read::kRowBytes;  // of an item
   static constexpr int kScaleBytes = 16 * kItemSlabs * Read::kScaleBytes;
 
@@ -62,6 +74,11 @@ struct NarrowTraits {
   static constexpr bool kOneToken = kMaxTokens == 1;
   static constexpr bool kPlain = !kGdn && kOneToken;
   static constexpr bool kPlainGdn = kGdn && kOneToken;
+  // There a flush recalls from codes that are exact in float16, with the keys in float16 too: 16 rows a group, which
+  // the warps' areas share.
+  static constexpr bool kRecallsCodes = kPlainGdn && kRecurrence != StateFormat::kFloat32;
+  static constexpr int kHalfPitch = kStateDim * 2 + 16;
+  static constexpr int kSolveBytes = kPlainGdn ? 1616 : 0;  // of a head (HeadSolve), behind a warp's slab
   static constexpr int kPlainWindow = 16;
   static constexpr int kMostGroups = kPlainGdn ? 4 : 1;  // of a part
   // Their only query leaves seven columns of a product free: with NVFP4, column j holds the query's part in block j, so
@@ -87,7 +104,8 @@ struct NarrowLayout {
   int32_t dtOffset, scalarOffset, amaxOffset, weightOffset, betaOffset;
   int32_t privateOffset, privateBytes, totalBytes;
   int32_t stages, stageBytes, valueOffset;                            // of a private area while streaming heads
-  int32_t slabScaleOffset, slabValueOffset;                           // while flushing
+  int32_t slabScaleOffset, slabValueOffset, halfOffset, solveOffset;  // while flushing
+  int32_t halfFactorOffset;
 };
 
 template <class Traits>
@@ -114,15 +132,18 @@ constexpr NarrowLayout narrowLayout(int window, int tokens, int heads, int group
   s.amaxOffset = s.scalarOffset + 3 * kMaxPartHeads * 4;  // a, D, head scale
   s.weightOffset = s.amaxOffset + 2 * 16 * 4;
   s.betaOffset = s.weightOffset + Traits::kWarps * Traits::kWeightBytes;
-  s.privateOffset = roundUp(s.betaOffset + (Traits::kGdn ? roundUp(heads * records * 4, 16) : 0), 128);
+  s.halfFactorOffset = s.betaOffset + (Traits::kGdn ? roundUp(heads * records * 4, 16) : 0);
+  s.privateOffset = roundUp(s.halfFactorOffset + (Traits::kRecallsCodes ? groups * 64 : 0), 128);
 
   s.stages = stages;
   s.valueOffset = Traits::kStateBytes + Traits::kScaleBytes;
   s.stageBytes = roundUp(s.valueOffset + window * Traits::kValuePitch, 128);
 
-  s.slabScaleOffset = 16 * Traits::kStateDim * 4;  // behind the slab, as float32 or before that its codes
+  s.slabScaleOffset = Traits::kSlabBytes + 16;  // behind the codes and the item's word
   s.slabValueOffset = s.slabScaleOffset + 16 * Traits::Recurrence::kScaleBytes;
-  const int slab = s.slabValueOffset + records * Traits::kSlabValuePitch;
+  s.halfOffset = s.slabValueOffset + records * Traits::kSlabValuePitch;
+  s.solveOffset = s.halfOffset + (Traits::kRecallsCodes ? 16 * groups / Traits::kWarps * Traits::kHalfPitch : 0);
+  const int slab = s.solveOffset + (heads + Traits::kWarps - 1) / Traits::kWarps * Traits::kSolveBytes;
 
   s.privateBytes = roundUp(slab > stages * s.stageBytes ? slab : stages * s.stageBytes, 128);
   s.totalBytes = s.privateOffset + Traits::kWarps * s.privateBytes;

@@ -42,11 +42,11 @@ __device__ __forceinline__ void storeHalves(const StateCopy& copy, const QuadPla
 template <class Encode>
 __device__ __forceinline__ void storeE4m3(const StateCopy& copy, const QuadPlace& place, const Quad& quad,
                                           Encode encode) {
-  const float scale = e4m3Scale(teamMax(quad.amax(), 32));
+  const float scale = e4m3Scale(teamMax(quad.amax(), 32)), factor = inverse(scale);
   uint32_t word = 0;
 #pragma unroll
   for (int v = 0; v < kLaneColumns; ++v) {
-    word |= static_cast<uint32_t>(encode(__fdiv_rn(quad.x[v], scale), v)) << 8 * v;
+    word |= static_cast<uint32_t>(encode(quad.x[v] * factor, v)) << 8 * v;
   }
   if (place.inside) *reinterpret_cast<uint32_t*>(static_cast<uint8_t*>(copy.data) + place.at(copy)) = word;
   if (place.lane == 0) {
@@ -59,11 +59,12 @@ __device__ __forceinline__ void storeE4m3(const StateCopy& copy, const QuadPlace
 // E2M1 codes of a quad and, once a block of 16, the block's scale.
 __device__ __forceinline__ void storeE2m1(const StateCopy& copy, const QuadPlace& place, const Quad& quad,
                                           float headScale) {
-  const uint8_t block = nvfp4BlockScale(teamMax(quad.amax(), kE2m1Block / kLaneColumns), headScale);
-  const float scale = nvfp4Scale(block, headScale);
+  const float largest = teamMax(quad.amax(), kE2m1Block / kLaneColumns);
+  const uint8_t block = nvfp4BlockScale(largest, nvfp4BlockFactor(headScale));
+  const float factor = inverse(nvfp4Scale(block, headScale));
   uint32_t word = 0;
 #pragma unroll
-  for (int v = 0; v < kLaneColumns; ++v) word |= e2m1Nearest(__fdiv_rn(quad.x[v], scale)) << 4 * v;
+  for (int v = 0; v < kLaneColumns; ++v) word |= e2m1Nearest(quad.x[v] * factor) << 4 * v;
   if (!place.inside) return;
   *reinterpret_cast<uint16_t*>(static_cast<uint8_t*>(copy.data) + place.at(copy) / 2) = static_cast<uint16_t>(word);
   if (place.column % kE2m1Block == 0) {

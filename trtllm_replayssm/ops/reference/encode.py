@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from trtllm_replayssm.dtypes import FP4_BLOCK, FP4_MAX, FP8_BLOCK, FP8_MAX, StateFormat
-from trtllm_replayssm.spec.formats import E2M1, E4M3, FLOAT16, SMALLEST_E4M3, SMALLEST_SCALE, Grid
+from trtllm_replayssm.spec.formats import E2M1, E4M3, FLOAT16, SMALLEST_E4M3, SMALLEST_HEAD_SCALE, SMALLEST_SCALE, Grid
 
 
 class Encoded(NamedTuple):
@@ -31,14 +32,14 @@ def encode(states: Tensor, fmt: StateFormat, words: Tensor | None) -> Encoded:
     if fmt is StateFormat.FP8:
         amax = _block_amax(states, FP8_BLOCK)
         scale = _positive(_quotient(amax, FP8_MAX), amax)
-        return Encoded(round_to_grid(states / _spread(scale, FP8_BLOCK, states), E4M3, random), scale, None)
+        return Encoded(round_to_grid(_scaled(states, scale, FP8_BLOCK), E4M3, random), scale, None)
     amax = _block_amax(states, FP4_BLOCK)
     head_amax = amax.amax(dim=(-2, -1))
-    head_scale = _positive(_quotient(head_amax, FP4_MAX * FP8_MAX), head_amax)
-    target = amax / (head_scale * FP4_MAX)[..., None, None]
+    head_scale = _positive(_quotient(head_amax, FP4_MAX * FP8_MAX), head_amax, SMALLEST_HEAD_SCALE)
+    target = amax * (head_scale * FP4_MAX).reciprocal()[..., None, None]
     block_scale = torch.where(amax > 0, round_to_grid(target, E4M3, None).clamp(min=SMALLEST_E4M3), 1.0).float()
     scale = block_scale * head_scale[..., None, None]
-    return Encoded(round_to_grid(states / _spread(scale, FP4_BLOCK, states), E2M1, random), block_scale, head_scale)
+    return Encoded(round_to_grid(_scaled(states, scale, FP4_BLOCK), E2M1, random), block_scale, head_scale)
 
 
 def round_to_grid(x: Tensor, grid: Grid, words: Tensor | None) -> Tensor:
@@ -64,8 +65,8 @@ def _quotient(amax: Tensor, largest: float) -> Tensor:
     return amax / torch.full((), largest, device=amax.device)
 
 
-def _positive(scale: Tensor, amax: Tensor) -> Tensor:
-    return torch.where(amax > 0, scale.clamp(min=float(SMALLEST_SCALE)), 1.0)
+def _positive(scale: Tensor, amax: Tensor, smallest: np.float32 = SMALLEST_SCALE) -> Tensor:
+    return torch.where(amax > 0, scale.clamp(min=float(smallest)), 1.0)
 
 
 def _block_amax(states: Tensor, block: int) -> Tensor:
@@ -76,5 +77,7 @@ def _block_amax(states: Tensor, block: int) -> Tensor:
     return largest
 
 
-def _spread(scale: Tensor, block: int, states: Tensor) -> Tensor:
-    return scale.repeat_interleave(block, dim=-1)[..., : states.shape[-1]]
+def _scaled(states: Tensor, scale: Tensor, block: int) -> Tensor:
+    """Each number times the reciprocal of its block's scale, which is one float32 number (a division is correct)."""
+    inverse = torch.ones_like(scale) / scale
+    return states * inverse.repeat_interleave(block, dim=-1)[..., : states.shape[-1]]

@@ -1,0 +1,163 @@
+// Slabs in float32 and float16, which have no scales: see SlabCodec.
+#pragma once
+
+#include "../common/float16.cuh"
+#include "slab.cuh"
+
+namespace replayssm {
+
+// Rows share banks, so two lanes in eight collide; swapping the halves of odd rows would cost more than that.
+template <bool kExchanged>
+struct SlabCodec<StateFormat::kFloat32, kExchanged> {
+  static __device__ __forceinline__ float4* place(char* at, int b, int half, int lane) {
+    return reinterpret_cast<float4*>(at + (lane / 4 + 8 * half) * 512 + slabColumn<kExchanged>(b, lane % 4) * 4);
+  }
+
+  static __device__ __forceinline__ void decode(Slab& s, const char* at, const char*, int lane) {
+#pragma unroll
+    for (int b = 0; b < 4; ++b) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float4* from = place(const_cast<char*>(at), b, half, lane);
+        const float4 low = from[0], high = from[1];
+        const float row[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+#pragma unroll
+        for (int i = 0; i < 8; ++i) s[b][half][i] = row[i];
+      }
+    }
+  }
+
+  static __device__ __forceinline__ float rowScale(const char*, int, int) { return 1.0f; }
+
+  struct Encoder {
+    char *stage, *at;
+    int lane;
+    __device__ __forceinline__ Encoder(const SlabMaxima&, char* room, char* data, char*, float, int l)
+        : stage(room), at(data), lane(l) {}
+
+    // Exact, so nothing is drawn.
+    __device__ __forceinline__ void stochastic(const Slab& s, const SlabMaxima&, int block, int half,
+                                               const StateRandom&, int) const {
+#pragma unroll
+      for (int b = 2 * block; b < 2 * block + 2; ++b) {
+        const SlabPiece& x = s[b][half];
+        float4* to = place(stage, b, half, lane);
+        to[0] = make_float4(x[0], x[1], x[2], x[3]);
+        to[1] = make_float4(x[4], x[5], x[6], x[7]);
+      }
+    }
+
+    __device__ __forceinline__ void finish() const { copyRows<16 * 512>(at, stage, lane); }
+  };
+};
+
+template <bool kExchanged>
+struct SlabCodec<StateFormat::kFloat16, kExchanged> {
+  static __device__ __forceinline__ uint4* place(char* at, int b, int half, int lane) {
+    return reinterpret_cast<uint4*>(at + (lane / 4 + 8 * half) * 256 + slabColumn<kExchanged>(b, lane % 4) * 2);
+  }
+
+  // A piece as float16 numbers.
+  static __device__ __forceinline__ uint4 halves(const char* at, int b, int half, int lane) {
+    return *place(const_cast<char*>(at), b, half, lane);
+  }
+  static __device__ __forceinline__ float rowScale(const char*, int, int) { return 1.0f; }
+
+  static __device__ __forceinline__ void decode(Slab& s, const char* at, const char*, int lane) {
+#pragma unroll
+    for (int b = 0; b < 4; ++b) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const uint4 piece = halves(at, b, half, lane);
+        const uint32_t words[4] = {piece.x, piece.y, piece.z, piece.w};
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const float2 both = __half22float2(*reinterpret_cast<const __half2*>(&words[i]));
+          s[b][half][2 * i] = both.x;
+          s[b][half][2 * i + 1] = both.y;
+        }
+      }
+    }
+  }
+
+  struct Encoder {
+    static constexpr uint32_t kSmallestNormal = 0x38800000u;  // 2^-14
+    char *stage, *at;
+    int lane;
+    template <class Maxima>
+    __device__ __forceinline__ Encoder(const Maxima&, char* room, char* data, char*, float, int l)
+        : stage(room), at(data), lane(l) {}
+
+    __device__ __forceinline__ void finish() const { copyRows<16 * 256>(at, stage, lane); }
+
+    // Any magnitude, rounded up iff the word is below the fraction. Bits are missing from the lower end of a subnormal
+    // number: what the grid of 2^-24 leaves of it is made an integer. NaN takes that way and stays.
+    static __device__ __forceinline__ float anyMagnitude(float x, uint32_t word) {
+      float magnitude;
+      asm("min.NaN.f32 %0, %1, %2;" : "=f"(magnitude) : "f"(fabsf(x)), "f"(65504.0f));
+      const float below = __fadd_rz(magnitude, 0.5f) - 0.5f;
+      const uint32_t fraction = __float2uint_rz((magnitude - below) * 7.20575940379279e16f);  // 2^56
+      const float subnormal = word < fraction ? below + 5.9604644775390625e-08f : below;      // 2^-24
+      const float normal = __uint_as_float(__float_as_uint(magnitude) + (~word >> 19));
+      return magnitude >= __uint_as_float(kSmallestNormal) ? normal : subnormal;
+    }
+
+    static __device__ __forceinline__ uint32_t anyHalves(float low, float high, uint32_t lowWord, uint32_t highWord) {
+      return truncatedHalves(anyMagnitude(low, lowWord), anyMagnitude(high, highWord)) |
+             (__byte_perm(__float_as_uint(low), __float_as_uint(high), 0x7632) & 0x80008000u);
+    }
+
+    // largest: of the magnitudes.
+    static __device__ __forceinline__ uint4 octet(const SlabPiece& x, float largest, const PhiloxWords* draws) {
+      uint32_t halves[4];
+      if (__all_sync(kAllLanes, leastOf(x) >= __uint_as_float(kSmallestNormal) && largest < 65504.0f)) {
+        float sum[8];
+        addDraws<13>(sum, x, draws);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) halves[i] = truncatedHalves(sum[2 * i], sum[2 * i + 1]);
+      } else {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          halves[i] = anyHalves(x[2 * i], x[2 * i + 1], wordOf(draws, 2 * i), wordOf(draws, 2 * i + 1));
+        }
+      }
+      return make_uint4(halves[0], halves[1], halves[2], halves[3]);
+    }
+
+    // firstRow: of the slab, within the head.
+    template <class Maxima>
+    __device__ __forceinline__ void stochastic(const Slab& s, const Maxima& maxima, int block, int half,
+                                               const StateRandom& random, int firstRow) const {
+      const int row = firstRow + lane / 4 + 8 * half;
+#pragma unroll
+      for (int b = 2 * block; b < 2 * block + 2; ++b) {
+        PhiloxWords draws[2];
+        const uint32_t quad = 2 * octetOf<kExchanged>(row, b, lane);
+        random.words(draws, {quad, quad + 1});
+        *place(stage, b, half, lane) = octet(s[b][half], maxima.bound(b, half), draws);
+      }
+    }
+
+    __device__ __forceinline__ void nearest(const Slab& s, const SlabMaxima&, int block, int half) const {
+#pragma unroll
+      for (int b = 2 * block; b < 2 * block + 2; ++b) {
+        const SlabPiece& x = s[b][half];
+        uint32_t words[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          asm("cvt.rn.f16x2.f32 %0, %1, %2;"
+              : "=r"(words[i])
+              : "f"(saturated(x[2 * i + 1])), "f"(saturated(x[2 * i])));
+        }
+        *place(stage, b, half, lane) = make_uint4(words[0], words[1], words[2], words[3]);
+      }
+    }
+
+    // Within float16's finite range; NaN stays NaN.
+    static __device__ __forceinline__ float saturated(float x) {
+      return fabsf(x) > 65504.0f ? copysignf(65504.0f, x) : x;
+    }
+  };
+};
+
+}  // namespace replayssm

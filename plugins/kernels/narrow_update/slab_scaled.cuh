@@ -1,0 +1,185 @@
+// Slabs in E4M3, with a scale a row, and in E2M1, with one for each 16 columns and one for the head: see SlabCodec.
+#pragma once
+
+#include "../common/divide.cuh"
+#include "../common/e2m1.cuh"
+#include "slab.cuh"
+
+namespace replayssm {
+
+template <bool kExchanged>
+struct SlabCodec<StateFormat::kE4m3, kExchanged> {
+  // A piece's codes as float16 numbers.
+  static __device__ __forceinline__ uint4 halves(const char* at, int b, int half, int lane) {
+    const char* row = at + (lane / 4 + 8 * half) * 128;
+    const uint2 piece = *reinterpret_cast<const uint2*>(row + slabColumn<kExchanged>(b, lane % 4));
+    return make_uint4(halvesOfE4m3(piece.x), halvesOfE4m3(piece.x >> 16), halvesOfE4m3(piece.y),
+                      halvesOfE4m3(piece.y >> 16));
+  }
+  static __device__ __forceinline__ float rowScale(const char* scales, int half, int lane) {
+    return reinterpret_cast<const float*>(scales)[lane / 4 + 8 * half];
+  }
+
+  static __device__ __forceinline__ void decode(Slab& s, const char* at, const char* scales, int lane) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float scale = rowScale(scales, half, lane);
+#pragma unroll
+      for (int b = 0; b < 4; ++b) {
+        const uint4 piece = halves(at, b, half, lane);
+        const uint32_t words[4] = {piece.x, piece.y, piece.z, piece.w};
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const float2 both = __half22float2(*reinterpret_cast<const __half2*>(&words[i]));
+          s[b][half][2 * i] = both.x * scale;
+          s[b][half][2 * i + 1] = both.y * scale;
+        }
+      }
+    }
+  }
+
+  struct Encoder {
+    char* at;
+    int lane;
+    float factor[2];  // of rows g and g + 8
+
+    __device__ __forceinline__ Encoder(const SlabMaxima& maxima, char*, char* data, char* scales, float, int l)
+        : at(data), lane(l) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float largest = maxima.row(half);
+        largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, 1));
+        largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, 2));
+        const float scale = e4m3Scale(largest);
+        factor[half] = inverse(scale);
+        if (lane % 4 == 0) reinterpret_cast<float*>(scales)[lane / 4 + 8 * half] = scale;
+      }
+    }
+
+    __device__ __forceinline__ void finish() const {}
+
+    static __device__ __forceinline__ uint2 nearestOctet(const SlabPiece& x) {
+      return make_uint2(e4m3NearestPair(x[0], x[1]) | e4m3NearestPair(x[2], x[3]) << 16,
+                        e4m3NearestPair(x[4], x[5]) | e4m3NearestPair(x[6], x[7]) << 16);
+    }
+
+    // What is left after cutting off is exact.
+    static __device__ __forceinline__ uint2 stochasticOctet(const SlabPiece& x, const PhiloxWords (&draws)[2],
+                                                            bool finite) {
+      if (__all_sync(kAllLanes, finite && leastOf(x) >= 0.015625f)) {
+        float sum[8];
+        addDraws<20>(sum, x, draws);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) sum[i] = __uint_as_float(__float_as_uint(sum[i]) & 0xfff00000u);
+        return nearestOctet(sum);
+      }
+      uint32_t words[2] = {};
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        words[i / 4] |= static_cast<uint32_t>(e4m3Stochastic(x[i], wordOf(draws, i))) << 8 * (i % 4);
+      }
+      return make_uint2(words[0], words[1]);
+    }
+
+    // round(scaled numbers, piece): eight codes.
+    template <class Round>
+    __device__ __forceinline__ void encode(const Slab& s, int block, int half, Round round) const {
+      uint2 octets[2];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        SlabPiece y;
+#pragma unroll
+        for (int j = 0; j < 8; ++j) y[j] = s[2 * block + i][half][j] * factor[half];
+        octets[i] = round(y, 2 * block + i);
+      }
+      const bool exchanged = kExchanged && lane % 4 >= 2;
+      const uint2 low = exchanged ? octets[1] : octets[0], high = exchanged ? octets[0] : octets[1];
+      *reinterpret_cast<uint4*>(at + (lane / 4 + 8 * half) * 128 + block * 64 + lane % 4 * 16) =
+          make_uint4(low.x, low.y, high.x, high.y);
+    }
+
+    __device__ __forceinline__ void stochastic(const Slab& s, const SlabMaxima& maxima, int block, int half,
+                                               const StateRandom& random, int firstRow) const {
+      encode(s, block, half, [&](const SlabPiece& y, int b) {
+        const uint32_t index = octetOf<kExchanged>(firstRow + lane / 4 + 8 * half, b, lane);
+        PhiloxWords draws[2];
+        random.words(draws, {2 * index, 2 * index + 1});
+        return stochasticOctet(y, draws, maxima.finite);
+      });
+    }
+
+    __device__ __forceinline__ void nearest(const Slab& s, const SlabMaxima&, int block, int half) const {
+      encode(s, block, half, [](const SlabPiece& y, int) { return nearestOctet(y); });
+    }
+  };
+};
+
+template <bool kExchanged>
+struct SlabCodec<StateFormat::kE2m1, kExchanged> {
+  struct Encoder {
+    char* at;
+    char* scales;
+    float headScale;  // of the whole head, which other warps hold parts of
+    float blockFactor;
+    int lane;
+    __device__ __forceinline__ Encoder(const SlabMaxima&, char*, char* data, char* blockScales, float head, int l)
+        : at(data), scales(blockScales), headScale(head), blockFactor(nvfp4BlockFactor(head)), lane(l) {}
+
+    __device__ __forceinline__ void finish() const {}
+
+    // The float32 number one below in magnitude where the first bit of the mantissa is zero: of ties, those from an
+    // even code (0.25, 1.25, 2.5, 5; not 0.75, 1.75, 3.5). Zero stays.
+    static __device__ __forceinline__ float towardEven(float y) {
+      constexpr float kBelowOne = 0.99999994f;  // 1 - 2^-24
+      uint32_t top;  // hidden from the compiler, which would make three instructions of shift, shift and addition
+      asm("shl.b32 %0, %1, 9;" : "=r"(top) : "r"(__float_as_uint(y)));
+      return __uint_as_float(__float_as_uint(__fmul_rz(y, kBelowOne)) + (top >> 31));
+    }
+
+    // Codes of eight numbers below 7, of which 2^-14 is given: a code is then the last bits of the exponent and the
+    // first of the mantissa of a float16 number, 0.5 a subnormal one, and rounding adds half of what is below and cuts
+    // off. That takes ties up; those from an even code come in as the float32 number below (towardEven).
+    static __device__ __forceinline__ uint32_t codes(const SlabPiece& y) {
+      uint32_t nibbles[4];  // of elements i and i + 4, from bit 9 on of each half
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const uint32_t sum = truncatedHalves(towardEven(y[i]), towardEven(y[i + 4])) + 0x01000100u;
+        nibbles[i] = (sum & 0x0e000e00u) | (sum >> 3 & ~0x0e000e00u);  // bits 14 to 12 were zero
+      }
+      const uint32_t low = (nibbles[0] >> 4 & 0x01e001e0u) | (nibbles[1] & ~0x01e001e0u);
+      const uint32_t high = (nibbles[2] >> 4 & 0x01e001e0u) | (nibbles[3] & ~0x01e001e0u);
+      return (low >> 5 & 0x00ff00ffu) | (high << 3 & 0xff00ff00u);
+    }
+
+    __device__ __forceinline__ void nearest(const Slab& s, const SlabMaxima& maxima, int block, int half) const {
+      constexpr uint32_t kLow = 0x21800000u, kHigh = 0x5d800000u;  // 2^-60, 2^60
+      constexpr uint8_t kSmallestNormal = 0x08;  // smaller block scales are so coarse that numbers may exceed 7
+      const int row = lane / 4 + 8 * half;
+      const float largest = fmaxf(maxima.of[2 * block][half], maxima.of[2 * block + 1][half]);
+      const uint8_t code = nvfp4BlockScale(largest, blockFactor);
+      const float scale = nvfp4Scale(code, headScale);
+      scales[row * 8 + block * 4 + lane % 4] = static_cast<char>(code);
+      constexpr float kSmall = 6.10351562e-05f;  // 2^-14
+      SlabPiece y[2];
+      if (__all_sync(kAllLanes,
+                     maxima.finite && code >= kSmallestNormal && __float_as_uint(scale) - kLow < kHigh - kLow)) {
+        const float factor = reciprocal(scale) * kSmall;
+#pragma unroll
+        for (int i = 0; i < 16; ++i) y[i / 8][i % 8] = s[2 * block + i / 8][half][i % 8] * factor;
+      } else {
+        const float factor = inverse(scale);
+#pragma unroll
+        for (int i = 0; i < 16; ++i) {  // a minimum takes no notice of NaN
+          const float capped = fmaxf(fminf(s[2 * block + i / 8][half][i % 8] * factor, kE2m1Largest), -kE2m1Largest);
+          y[i / 8][i % 8] = capped * kSmall;
+        }
+      }
+      const uint32_t words[2] = {codes(y[0]), codes(y[1])};
+      const bool exchanged = kExchanged && lane % 4 >= 2;
+      *reinterpret_cast<uint2*>(at + row * 64 + block * 32 + lane % 4 * 8) =
+          exchanged ? make_uint2(words[1], words[0]) : make_uint2(words[0], words[1]);
+    }
+  };
+};
+
+}  // namespace replayssm
