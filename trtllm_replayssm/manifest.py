@@ -24,7 +24,7 @@ from trtllm_replayssm.errors import EngineMismatchError
 from trtllm_replayssm.shapes import ModelGeometry
 
 MANIFEST = "manifest.json"
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 MAIN, MTP, COMMIT_PROGRAM = "main", "mtp", "commit"
 """Programs: the model, its drafting head, what moves the cursors after a step of engines with plugins."""
 CONTEXT, GENERATION, VERIFY = "context", "generation", "verify"

@@ -17,7 +17,7 @@ from trtllm_replayssm.weights.matrix import DenseMatrix, Fp8Matrix, Matrix, Matr
 from trtllm_replayssm.weights.packing import BLOCK_COLUMNS, GROUP_TILES, TILE_ROWS, PackedMatrix, pack
 
 E4M3 = ml_dtypes.float8_e4m3fn
-TURNS = ((0, 0), (0, 4), (0, 10), (1, 2), (1, 6), (1, 12), (2, 8), (2, 14))
+TURNS = ((0, 0), (0, 4), (0, -6), (1, 0), (1, 6), (1, -4), (2, 6), (2, -4))  # below 0: a shift to the left
 
 
 def bfloat16(bits: Any) -> Any:
@@ -25,6 +25,8 @@ def bfloat16(bits: Any) -> Any:
 
 
 def turned(word: Any, bits: int) -> Any:
+    if bits < 0:
+        return word << np.uint32(-bits)
     word = word.astype(np.uint64)
     return (word >> np.uint64(bits) | word << np.uint64(32 - bits)).astype(np.uint32)
 
@@ -41,7 +43,7 @@ def nvfp4_operands(packed: PackedMatrix) -> Any:
     data = tiles_of(packed.data, 1)
     tiles, blocks, _ = data.shape
     words = data.reshape(tiles, blocks, 2, 32, 2, 8).view(np.uint32)  # [..., sub-step, word]
-    rest = words[..., 0] & np.uint32(0x60306030) | words[..., 1] & np.uint32(0x9FCF9FCF)
+    rest = words[..., 0] & np.uint32(0x60306030) | words[..., 1] << np.uint32(2) & np.uint32(0x9FCF9FCF)
     sources = (words[..., 0], words[..., 1], rest)
     registers = np.stack([turned(sources[source], turn) & np.uint32(0x81C081C0) for source, turn in TURNS], axis=-1)
     codes = np.stack([bfloat16(registers & 0xFFFF), bfloat16(registers >> 16)], axis=-1) * 2.0**126

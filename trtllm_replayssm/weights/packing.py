@@ -25,10 +25,12 @@ GROUP_ROWS = GROUP_TILES * TILE_ROWS
 BLOCK_COLUMNS = 128
 _LANES = 32
 
-# Where a pair of bfloat16 lies in the two words that hold 16 codes: (word, right rotation that brings it into place).
-# Word 2 is composed: the bits of _FROM_FIRST from the first word, the others from the second.
-_PLACES = ((0, 0), (0, 4), (0, 10), (1, 2), (1, 6), (1, 12), (2, 8), (2, 14))
+# Where a pair of bfloat16 lies in the two words that hold 16 codes: (word, rotation to the right that brings it into
+# place; below 0: shift to the left). Word 2 is composed: the bits of _FROM_FIRST from the first word, the others from
+# the second, shifted to the left by _SECOND_SHIFT.
+_PLACES = ((0, 0), (0, 4), (0, -6), (1, 0), (1, 6), (1, -4), (2, 6), (2, -4))
 _FROM_FIRST = 0x60306030
+_SECOND_SHIFT = 2
 _CODE_BITS = (6, 7, 8, 15)  # of a bfloat16, for the bits of an E2M1 code
 
 
@@ -138,7 +140,9 @@ def _spread_table() -> NDArray[np.uint64]:
         for half in range(2):
             for bit, place in enumerate(_CODE_BITS):
                 target = (place + 16 * half + turn) % 32
-                in_second = word == 1 or (word == 2 and not _FROM_FIRST >> target & 1)
+                in_second = word == 1
+                if word == 2 and not _FROM_FIRST >> target & 1:
+                    in_second, target = True, target - _SECOND_SHIFT
                 source = np.uint64(4 * half + bit)
                 table[byte] |= ((values >> source) & np.uint64(1)) << np.uint64(target + 32 * in_second)
     return table

@@ -15,7 +15,7 @@ extern "C" {
 
 /* Raised by one whenever an args struct, a constant or a function changes or is added; callers compare it with
    rssm_abi_version() before they call anything else. */
-#define RSSM_ABI_VERSION 5u
+#define RSSM_ABI_VERSION 6u
 
 #if defined(_WIN32)
 #define RSSM_API __declspec(dllexport)

@@ -15,7 +15,7 @@ cudaError_t launchTraitsDeep(GroupedParams p, cudaStream_t stream) {
   constexpr int kReserved = static_cast<int>(sizeof(DeepState)) + 128;  // of a block, beside the ring
   p.stageBytes = T::stageBytes(p.passTokens);
   p.steps = p.columns / T::Format::kStepColumns;
-  p.rounds = (p.tiles + T::kRoundTiles - 1) / T::kRoundTiles;
+  p.groups = (p.tiles + kLayoutTiles - 1) / kLayoutTiles;
   const int stages = (device.blockBytes - kReserved) / p.stageBytes;
   if (stages < 2) return cudaErrorInvalidConfiguration;
   p.stages = stages < kMostStages ? stages : kMostStages;

@@ -1,14 +1,13 @@
 // Grouped products of passes of many tokens by the instructions of a warpgroup (sm_90a). Tokens lie in memory as a step
-// wants them (gather.cuh), so one warp fills the ring by a few bulk copies; every other warp multiplies.
+// wants them (gather.cuh), so two warps fill the ring by a few bulk copies; sixteen multiply.
 //
 // A round is two tiles of every warp. Operands of the next two instructions are made while those before multiply; at the
 // end of a stage a warpgroup waits for its products, and the others fill the gap. (Products open across stages make the
 // compiler keep the sums twice, which registers do not allow.)
 #pragma once
 
-#include "deep_producer.cuh"
+#include "deep_sync.cuh"
 #include "kernels/common/vector.cuh"
-#include "warpgroup.cuh"
 
 namespace replayssm {
 
@@ -39,19 +38,21 @@ __device__ __forceinline__ void multiplyUnit(float (&sum)[kTiles][4], const type
   warpgroupCommit();
 }
 
-// What a warp multiplies of a stage: kRows tiles from the slot-th on, one after the other, as registers are scarce.
-template <class T, int kRows, int kTiles>
-__device__ __forceinline__ void multiplyStage(float (&sum)[kRows][kTiles][4], uint32_t stage, int slot) {
-  const int lane = laneAnew();
+// What a warp multiplies of a stage: kRows tiles, one after the other, as registers are scarce. The last products stay
+// open; `closed` runs when those of the stage before are complete.
+template <class T, int kRows, int kTiles, class Closed>
+__device__ __forceinline__ void multiplyStage(float (&sum)[kRows][kTiles][4], uint32_t (&a)[2][2][4], uint32_t stage,
+                                              const Closed& closed) {
+  const int lane = laneAnew(), slot = kRows * warpAnew();
   const uint32_t pieces = stage + slot * T::kTileBytes + lane * 16;
   const uint32_t scales = stage + T::kElementBytes + slot * T::kScaleTileBytes + lane * 4;
   const uint32_t tokens = tokensWord<T>(stage);
-  uint32_t a[2][2][4];
 #pragma unroll
   for (int i = 0; i < kRows; ++i) {
     typename T::Format tile;
     tile.loadFirst(pieces + i * T::kTileBytes, scales + i * T::kScaleTileBytes);
     multiplyUnit<T, 0>(sum[i], tile, a[0], tokens);
+    if (i == 0) closed();
     if constexpr (T::kSubs == 2) tile.loadSecond(pieces + i * T::kTileBytes);
     multiplyUnit<T, 1>(sum[i], tile, a[1], tokens);
     if constexpr (T::kSubs == 4) {
@@ -60,7 +61,6 @@ __device__ __forceinline__ void multiplyStage(float (&sum)[kRows][kTiles][4], ui
       multiplyUnit<T, 3>(sum[i], tile, a[1], tokens);
     }
   }
-  warpgroupWait<0>();
 }
 
 // Factors of a lane's two rows of a tile.
@@ -155,7 +155,7 @@ __device__ __forceinline__ void storeJoined(const GroupedParams& p, const DeepRo
 template <class T, int kRows, int kTiles>
 __device__ __forceinline__ void storeRound(const GroupedParams& p, const DeepRound& round, int slot,
                                            const float (&sum)[kRows][kTiles][4], const float* rowWeight) {
-  const int tile = round.round * T::kRoundTiles + slot;
+  const int tile = round.tile + slot;
   if constexpr (kRows == 2) {
     if (p.outStep > 0 && p.epilogue == ExpertEpilogue::kRelu2) {
       return storeJoined<typename T::Format, kTiles>(p, round, tile, sum);
@@ -172,23 +172,67 @@ __device__ __forceinline__ void release(DeepState& state, Cursor& cursor, int st
   cursor.advance(stages);
 }
 
+// The share of the stage before that at the cursor.
+__device__ __forceinline__ void releaseBefore(DeepState& state, const Cursor& cursor, int stages) {
+  const int before = cursor.stage > 0 ? cursor.stage - 1 : stages - 1;
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) barrierArrive(sharedAddress(&state.empty[before]));
+}
+
+// One stage, by itself.
+template <class T, int kRows, int kTiles>
+__device__ __forceinline__ void closedStage(float (&sum)[kRows][kTiles][4], uint32_t stage) {
+  if constexpr (kTiles <= T::kSyncTiles) {
+    syncStage<T, kRows, kTiles>(sum, stage);
+  } else {
+    uint32_t a[2][2][4];
+    multiplyStage<T, kRows, kTiles>(sum, a, stage, [] {});
+    warpgroupWait<0>();
+  }
+}
+
+// All steps of a round; the last stage stays at the cursor.
+template <class T, int kRows, int kTiles>
+__device__ __forceinline__ void deepSteps(const GroupedParams& p, DeepState& state, float (&sum)[kRows][kTiles][4],
+                                          uint32_t ring, Cursor& cursor) {
+  const auto stageAt = [&] { return ring + static_cast<uint32_t>(cursor.stage * p.stageBytes); };
+  int left = p.steps;
+  if constexpr (kTiles > T::kSyncTiles && kTiles <= T::kOpenTiles) {
+    // Two stages; what is open at the end of the first closes within the second.
+#pragma unroll 1
+    for (; left > 1; left -= 2) {
+      uint32_t a[2][2][4];
+      barrierWait(sharedAddress(&state.full[cursor.stage]), cursor.parity);
+      multiplyStage<T, kRows, kTiles>(sum, a, stageAt(), [] {});
+      cursor.advance(p.stages);
+      barrierWait(sharedAddress(&state.full[cursor.stage]), cursor.parity);
+      multiplyStage<T, kRows, kTiles>(sum, a, stageAt(), [&] {
+        warpgroupWait<1>();
+        releaseBefore(state, cursor, p.stages);
+      });
+      warpgroupWait<0>();
+      if (left > 2) release(state, cursor, p.stages);
+    }
+    if (left == 0) return;
+  }
+#pragma unroll 1
+  for (; left > 0; --left) {
+    barrierWait(sharedAddress(&state.full[cursor.stage]), cursor.parity);
+    closedStage<T, kRows, kTiles>(sum, stageAt());
+    if (left > 1) release(state, cursor, p.stages);
+  }
+}
+
 // One round: kRows tiles of every warp of this warpgroup.
 template <class T, int kRows, int kTiles>
 __device__ __forceinline__ void deepRound(const GroupedParams& p, DeepState& state, const DeepRound& round, uint32_t ring,
                                           const uint8_t* memory, Cursor& cursor) {
-  const int warp = static_cast<int>(threadIdx.x) / 32, slot = kRows * warp;
   float sum[kRows][kTiles][4] = {};
-#pragma unroll 1
-  for (int step = 0;; ++step) {
-    barrierWait(sharedAddress(&state.full[cursor.stage]), cursor.parity);
-    multiplyStage<T, kRows, kTiles>(sum, ring + static_cast<uint32_t>(cursor.stage * p.stageBytes), slot);
-    if (step == p.steps - 1) break;
-    release(state, cursor, p.stages);
-  }
+  deepSteps<T, kRows, kTiles>(p, state, sum, ring, cursor);
   const float* weight = p.epilogue == ExpertEpilogue::kWeighted
                             ? reinterpret_cast<const float*>(memory + cursor.stage * p.stageBytes + T::kRowWeights)
                             : nullptr;
-  storeRound<T, kRows, kTiles>(p, round, slot, sum, weight);
+  storeRound<T, kRows, kTiles>(p, round, kRows * warpAnew(), sum, weight);
   release(state, cursor, p.stages);
 }
 
@@ -201,19 +245,14 @@ __device__ __forceinline__ void passRound(const GroupedParams& p, DeepState& sta
   }
 }
 
-// Few tokens are rounded up to 16 or 32, many to 8.
-template <class T, int kRows>
+// The round with as many tiles of tokens as it has; of 3, with 4, as the instructions of a warpgroup have them.
+template <class T, int kRows, int kTiles>
 __device__ __forceinline__ void deepTiles(const GroupedParams& p, DeepState& state, const DeepRound& round, uint32_t ring,
                                           const uint8_t* memory, Cursor& cursor) {
-  switch (round.rows() / 8) {
-    case 8: return deepRound<T, kRows, 8>(p, state, round, ring, memory, cursor);
-    case 7: return deepRound<T, kRows, 7>(p, state, round, ring, memory, cursor);
-    case 6: return deepRound<T, kRows, 6>(p, state, round, ring, memory, cursor);
-    case 5: return deepRound<T, kRows, 5>(p, state, round, ring, memory, cursor);
-    case 4:
-    case 3: return deepRound<T, kRows, 4>(p, state, round, ring, memory, cursor);
-    default: return deepRound<T, kRows, 2>(p, state, round, ring, memory, cursor);
+  if constexpr (kTiles < kMaxPassTokens / 8) {
+    if (round.rows() / 8 > kTiles) return deepTiles<T, kRows, kTiles + 1>(p, state, round, ring, memory, cursor);
   }
+  deepRound<T, kRows, kTiles == 3 ? 4 : kTiles>(p, state, round, ring, memory, cursor);
 }
 
 template <class T>
@@ -225,14 +264,14 @@ __device__ __forceinline__ void deepMultiply(const GroupedParams& p, DeepState& 
     barrierWait(sharedAddress(&state.full[cursor.stage]), cursor.parity);
     const DeepRound round = state.rounds[cursor.stage];
     if (round.count == 0) return;
-    // A last round of few tiles gives every warp one before any gets two.
-    const int left = p.tiles - round.round * T::kRoundTiles, rows = left <= T::kWarps ? 1 : 2;
-    if (left <= rows * first) {
+    // A round of few tiles gives every warp one before any gets two.
+    const int rows = round.tiles <= T::kWarps ? 1 : 2;
+    if (round.tiles <= rows * first) {
       passRound<T>(p, state, cursor);
     } else if (rows == 1) {
-      deepTiles<T, 1>(p, state, round, ring, memory, cursor);
+      deepTiles<T, 1, 1>(p, state, round, ring, memory, cursor);
     } else {
-      deepTiles<T, 2>(p, state, round, ring, memory, cursor);
+      deepTiles<T, 2, 1>(p, state, round, ring, memory, cursor);
     }
   }
 }
@@ -242,18 +281,19 @@ __global__ void __launch_bounds__(T::kThreads, 1) deepKernel(const __grid_consta
   extern __shared__ __align__(128) uint8_t memory[];
   __shared__ DeepState state;
   if (threadIdx.x < kMostStages) {
-    barrierInit(sharedAddress(&state.full[threadIdx.x]), 1);
+    barrierInit(sharedAddress(&state.full[threadIdx.x]), 2);  // weights, tokens
     barrierInit(sharedAddress(&state.empty[threadIdx.x]), T::kWarps);
     barrierInitFence();
   }
   releaseDependents();
-  findRun(p, state.run);
+  findRun<1>(p, state.run);
   if (threadIdx.x / 32 < T::kWarps) {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(T::kMultiplyRegisters));
     deepMultiply<T>(p, state, sharedAddress(memory), memory);
   } else {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(T::kProduceRegisters));
-    if (threadIdx.x / 32 == T::kWarps) deepProduce<T>(p, state, sharedAddress(memory));
+    if (threadIdx.x / 32 == T::kWarps) deepWeights<T>(p, state, sharedAddress(memory));
+    if (threadIdx.x == (T::kWarps + 1) * 32) deepTokens<T>(p, state, sharedAddress(memory));
   }
 }
 

@@ -1,9 +1,9 @@
-// The warp that fills the ring of a product of many tokens: weights and tokens of a step by bulk copies.
+// The warps that fill the ring of a product of many tokens: weights and tokens of a step by bulk copies.
 #pragma once
 
 #include "kernels/common/mbarrier.cuh"
-#include "kernels/common/mma.cuh"
 #include "producer.cuh"
+#include "warpgroup.cuh"
 
 namespace replayssm {
 
@@ -11,6 +11,8 @@ namespace replayssm {
 template <class Format_, int kWarps_>
 struct DeepTraits {
   using Format = Format_;
+  static constexpr int kSyncTiles = 2;  // of 8 tokens: passes of so few are multiplied by every warp for itself
+  static constexpr int kOpenTiles = 6;  // of so few registers allow products that stay open from a stage to the next
   static constexpr int kWarps = kWarps_;
   static constexpr int kThreads = (kWarps + 4) * 32;
   static constexpr int kMultiplyRegisters = kWarps == 16 ? 112 : 152, kProduceRegisters = kWarps == 16 ? 32 : 56;
@@ -28,9 +30,10 @@ struct DeepTraits {
   __host__ __device__ static constexpr int stageBytes(int tokens) { return kTokens + tokens * kColumnBytes; }
 };
 
-// The round that begins with a stage; count 0: there are no more. `factor`: where all rows have the same.
+// The round that begins with a stage, `tiles` from the tile-th on; count 0: there are no more. `factor`: where all rows
+// have the same.
 struct DeepRound {
-  int32_t expert, first, count, round;
+  int32_t expert, first, count, tile, tiles;
   float factor[2];
   __device__ __forceinline__ int rows() const { return (count + 7) & ~7; }
 };
@@ -45,105 +48,78 @@ template <class T>
 struct DeepWeights {
   const GroupedParams& p;
   DeepState& state;
-  StepWalk walk;
-  Cursor cursor;
-  int lane, all;
+  StepWalk<T::kRoundGroups> walk;
+  int lane;
   float factor[2];
 
   __device__ DeepWeights(const GroupedParams& params, DeepState& deepState)
-      : p(params), state(deepState), walk(params, deepState.run), lane(static_cast<int>(threadIdx.x) % 32),
-        all((params.tiles + kLayoutTiles - 1) / kLayoutTiles), factor{} {
+      : p(params), state(deepState), walk(params, deepState.run), lane(static_cast<int>(threadIdx.x) % 32), factor{} {
     readFactors();
   }
-  __device__ bool more() const { return walk.entry.count > 0; }
   __device__ void readFactors() {
-    if (!more() || p.factorRow != 0) return;
+    if (walk.entry.count == 0 || p.factorRow != 0) return;
     const float* at = p.factor + walk.entry.expert * p.factorExpert;
     factor[0] = at[0];
     factor[1] = p.epilogue == ExpertEpilogue::kSwiglu ? at[p.factorPart] : at[0];
   }
-  // Opens the stage at the cursor and asks for its weights; its tokens may come later.
-  __device__ void step(uint32_t ring) {
+  __device__ void copy(uint32_t target, int stage) const {
     const ExpertEntry& entry = walk.entry;
-    const uint32_t barrier = sharedAddress(&state.full[cursor.stage]);
-    const uint32_t target = ring + static_cast<uint32_t>(cursor.stage * p.stageBytes);
-    const int left = all - walk.round * T::kRoundGroups, groups = left < T::kRoundGroups ? left : T::kRoundGroups;
+    const uint32_t barrier = sharedAddress(&state.full[stage]);
+    const int groups = walk.groups();
     if (lane == 0) {
-      const DeepRound round = {entry.expert, entry.first, entry.count, walk.round, {factor[0], factor[1]}};
-      if (walk.step == 0) state.rounds[cursor.stage] = round;
-      const bool weighted = p.epilogue == ExpertEpilogue::kWeighted && walk.step == p.steps - 1;
-      const int bytes = groups * (T::kGroupBytes + T::kGroupScales) + round.rows() * (T::kColumnBytes + (weighted ? 4 : 0));
-      barrierArriveExpect(barrier, static_cast<uint32_t>(bytes));
+      if (walk.step == 0) {
+        state.rounds[stage] = {entry.expert, entry.first, entry.count, walk.group * kLayoutTiles, groups * kLayoutTiles,
+                               {factor[0], factor[1]}};
+      }
+      barrierArriveExpect(barrier, static_cast<uint32_t>(groups * (T::kGroupBytes + T::kGroupScales)));
     }
     __syncwarp();
-    if (lane < groups) {
-      const int64_t block =
-          (static_cast<int64_t>(entry.expert) * all + walk.round * T::kRoundGroups + lane) * p.steps + walk.step;
-      bulkLoadOnce(target + lane * T::kGroupBytes, p.weights + block * T::kGroupBytes, T::kGroupBytes, barrier);
-      if constexpr (T::kGroupScales > 0) {
-        bulkLoadOnce(target + T::kElementBytes + lane * T::kGroupScales, p.blockScales + block * T::kGroupScales,
-                     T::kGroupScales, barrier);
-      }
+    if (lane >= groups) return;
+    const int64_t block = (static_cast<int64_t>(entry.expert) * p.groups + walk.group + lane) * p.steps + walk.step;
+    bulkLoadOnce(target + lane * T::kGroupBytes, p.weights + block * T::kGroupBytes, T::kGroupBytes, barrier);
+    if constexpr (T::kGroupScales > 0) {
+      bulkLoadOnce(target + T::kElementBytes + lane * T::kGroupScales, p.blockScales + block * T::kGroupScales,
+                   T::kGroupScales, barrier);
     }
-    cursor.advance(p.stages);
-    if (walk.advance() == Entered::kPass) readFactors();
-  }
-  // After the last: a round that is none.
-  __device__ void close() {
-    if (lane != 0) return;
-    state.rounds[cursor.stage].count = 0;
-    barrierArrive(sharedAddress(&state.full[cursor.stage]));
   }
 };
 
+// The life of the warp that copies weights. They do not wait for the predecessor: the plan is there.
 template <class T>
-struct DeepTokens {
-  const GroupedParams& p;
-  DeepState& state;
-  StepWalk walk;
+__device__ __forceinline__ void deepWeights(const GroupedParams& p, DeepState& state, uint32_t ring) {
+  DeepWeights<T> weights(p, state);
   Cursor cursor;
+  while (weights.walk.entry.count > 0) {
+    weights.copy(ring + static_cast<uint32_t>(cursor.stage * p.stageBytes), cursor.stage);
+    cursor.advance(p.stages);
+    if (weights.walk.advance() == Entered::kPass) weights.readFactors();
+    barrierWait(sharedAddress(&state.empty[cursor.stage]), cursor.parity ^ 1);
+  }
+  if (weights.lane != 0) return;
+  state.rounds[cursor.stage].count = 0;  // a round that is none
+  barrierArrive(sharedAddress(&state.full[cursor.stage]));
+}
 
-  __device__ DeepTokens(const GroupedParams& params, DeepState& deepState)
-      : p(params), state(deepState), walk(params, deepState.run) {}
-  // One lane calls `copy`, all of them `advance`.
-  __device__ void copy(uint32_t ring) const {
+// The life of the thread that copies tokens.
+template <class T>
+__device__ __forceinline__ void deepTokens(const GroupedParams& p, DeepState& state, uint32_t ring) {
+  StepWalk<T::kRoundGroups> walk(p, state.run);
+  Cursor cursor;
+  waitForPredecessor();
+  while (walk.entry.count > 0) {
     const int first = walk.entry.first, rows = (walk.entry.count + 7) & ~7;
+    const bool weighted = p.epilogue == ExpertEpilogue::kWeighted && walk.step == p.steps - 1;
     const uint32_t barrier = sharedAddress(&state.full[cursor.stage]);
     const uint32_t target = ring + static_cast<uint32_t>(cursor.stage * p.stageBytes);
     const int64_t at = first * p.inStride + static_cast<int64_t>(walk.step) * (rows * T::Format::kStepColumns);
+    barrierArriveExpect(barrier, static_cast<uint32_t>(rows * (T::kColumnBytes + (weighted ? 4 : 0))));
     bulkLoad(target + T::kTokens, static_cast<const uint16_t*>(p.in) + at, rows * T::kColumnBytes, barrier);
-    if (p.epilogue == ExpertEpilogue::kWeighted && walk.step == p.steps - 1) {
-      bulkLoad(target + T::kRowWeights, p.rowWeight + first, rows * 4, barrier);
-    }
-  }
-  __device__ void advance() {
+    if (weighted) bulkLoad(target + T::kRowWeights, p.rowWeight + first, rows * 4, barrier);
     cursor.advance(p.stages);
     walk.advance();
+    barrierWait(sharedAddress(&state.empty[cursor.stage]), cursor.parity ^ 1);
   }
-};
-
-// Weights do not wait for the predecessor: the plan is there.
-template <class T>
-__device__ __forceinline__ void deepProduce(const GroupedParams& p, DeepState& state, uint32_t ring) {
-  DeepWeights<T> weights(p, state);
-  DeepTokens<T> tokens(p, state);
-  int open = 0;  // stages whose tokens have not been asked for
-  while (open < p.stages && weights.more()) {
-    weights.step(ring);
-    ++open;
-  }
-  waitForPredecessor();
-  while (true) {
-    for (; open > 0; --open) {
-      if (weights.lane == 0) tokens.copy(ring);
-      tokens.advance();
-    }
-    barrierWait(sharedAddress(&state.empty[weights.cursor.stage]), weights.cursor.parity ^ 1);
-    if (!weights.more()) break;
-    weights.step(ring);
-    ++open;
-  }
-  weights.close();
+  barrierArrive(sharedAddress(&state.full[cursor.stage]));
 }
 
 }  // namespace replayssm

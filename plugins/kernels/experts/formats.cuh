@@ -25,14 +25,39 @@ __device__ __forceinline__ uint32_t sharedWord(uint32_t address) {
   return word;
 }
 
-// The lane, read anew: what follows from it is not kept in registers while the sums need them.
+__device__ __forceinline__ float2 sharedPair(uint32_t address) {
+  float2 pair;
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(pair.x), "=f"(pair.y) : "r"(address));
+  return pair;
+}
+
+// The lane and the warp, read anew: what follows from it is not kept in registers while the sums need them.
 __device__ __forceinline__ int laneAnew() {
   int lane;
   asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
   return lane;
 }
 
+__device__ __forceinline__ int warpAnew() {
+  int thread;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+  return thread / 32;
+}
+
 __device__ __forceinline__ uint32_t rotateRight(uint32_t word, int bits) { return __funnelshift_r(word, word, bits); }
+
+template <int kBits>
+__device__ __forceinline__ uint32_t shiftedLeft(uint32_t word) {
+  return word * (1u << kBits);
+}
+
+// `a` where the mask has ones, `b` elsewhere, by one instruction.
+template <uint32_t kMask>
+__device__ __forceinline__ uint32_t selectBits(uint32_t a, uint32_t b) {
+  uint32_t word;
+  asm("lop3.b32 %0, %1, %2, %3, 0xe4;" : "=r"(word) : "r"(a), "r"(b), "n"(kMask));
+  return word;
+}
 
 __device__ __forceinline__ uint32_t multiplyPair(uint32_t a, uint32_t b) {
   uint32_t product;
@@ -57,8 +82,15 @@ struct Nvfp4Weights {
   }
   __device__ __forceinline__ void loadSecond(uint32_t pieces) { piece = sharedPiece(pieces + kPieceBytes); }
 
-  __device__ __forceinline__ static uint32_t pairOf(uint32_t word, int turn) {
-    return rotateRight(word, turn) & 0x81c081c0u;
+  // The pair at `turn` to the right, or, below 0, to the left: within its halves, by a product, as the units of logic have
+  // the most to do.
+  template <int kTurn>
+  __device__ __forceinline__ static uint32_t pairOf(uint32_t word) {
+    if constexpr (kTurn < 0) {
+      return shiftedLeft<-kTurn>(word) & 0x81c081c0u;
+    } else {
+      return rotateRight(word, kTurn) & 0x81c081c0u;
+    }
   }
 
   // Both rows' scales of 64 columns, low half: row g.
@@ -71,17 +103,17 @@ struct Nvfp4Weights {
   __device__ __forceinline__ void operands(uint32_t (&a)[2][4]) const {
     constexpr int kHalf = kSub / 2;
     const uint32_t w0 = kSub % 2 == 0 ? piece.x : piece.z, w1 = kSub % 2 == 0 ? piece.y : piece.w;
-    const uint32_t rest = (w0 & 0x60306030u) | (w1 & 0x9fcf9fcfu);
+    const uint32_t rest = selectBits<0x60306030u>(w0, shiftedLeft<2>(w1));
     const uint32_t both = scalePair(scales, kHalf);
     const uint32_t upper = __byte_perm(both, both, 0x1010), lower = __byte_perm(both, both, 0x3232);
-    a[0][0] = multiplyPair(pairOf(w0, 0), upper);
-    a[0][1] = multiplyPair(pairOf(w0, 4), lower);
-    a[0][2] = multiplyPair(pairOf(w0, 10), upper);
-    a[0][3] = multiplyPair(pairOf(w1, 2), lower);
-    a[1][0] = multiplyPair(pairOf(w1, 6), upper);
-    a[1][1] = multiplyPair(pairOf(w1, 12), lower);
-    a[1][2] = multiplyPair(pairOf(rest, 8), upper);
-    a[1][3] = multiplyPair(pairOf(rest, 14), lower);
+    a[0][0] = multiplyPair(pairOf<0>(w0), upper);
+    a[0][1] = multiplyPair(pairOf<4>(w0), lower);
+    a[0][2] = multiplyPair(pairOf<-6>(w0), upper);
+    a[0][3] = multiplyPair(pairOf<0>(w1), lower);
+    a[1][0] = multiplyPair(pairOf<6>(w1), upper);
+    a[1][1] = multiplyPair(pairOf<-4>(w1), lower);
+    a[1][2] = multiplyPair(pairOf<6>(rest), upper);
+    a[1][3] = multiplyPair(pairOf<-4>(rest), lower);
   }
 };
 

@@ -33,7 +33,7 @@ cudaError_t launchTraits(GroupedParams p, cudaStream_t stream) {
   constexpr int kFewStages = 3;  // fewer leave too few bytes on their way: then a block has a multiprocessor alone
   p.stageBytes = T::stageBytes(p.passTokens);
   p.steps = (p.columns + kLayoutColumns - 1) / kLayoutColumns * (kLayoutColumns / T::Format::kStepColumns);
-  p.rounds = (p.tiles + T::kRoundTiles - 1) / T::kRoundTiles;
+  p.groups = (p.tiles + kLayoutTiles - 1) / kLayoutTiles;
   int blocks = T::kBlocks;
   int stages = (device.sharedBytes / blocks - kReserved) / p.stageBytes;
   if (stages < kFewStages) {

@@ -96,7 +96,7 @@ template <class T, int kTiles>
 __device__ __forceinline__ void runRound(const GroupedParams& p, BlockState& state, const Round& round, uint32_t ring,
                                          Cursor& cursor) {
   const int warp = static_cast<int>(threadIdx.x) / 32;
-  const bool many = T::tileOf(round.round, warp, T::kWarpTiles / 2) < p.tiles;  // a last round of few tiles: half as many
+  const bool many = T::tileOf(round.tile, warp, T::kWarpTiles / 2) < p.tiles;  // a last round of few tiles: half as many
   float sum[T::kWarpTiles][kTiles][4] = {};
 #pragma unroll 1
   for (int step = 0; step < p.steps; ++step) {
@@ -113,7 +113,7 @@ __device__ __forceinline__ void runRound(const GroupedParams& p, BlockState& sta
   }
 #pragma unroll
   for (int i = 0; i < T::kWarpTiles; ++i) {
-    const int tile = T::tileOf(round.round, warp, i);
+    const int tile = T::tileOf(round.tile, warp, i);
     if (tile < p.tiles) storeTile<typename T::Format, kTiles>(p, round, tile, sum[i]);
   }
 }
@@ -153,7 +153,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocks) groupedKernel(const _
   // when the second reads it before its own wait.
   if (!p.weightsFirst) waitForPredecessor();
   releaseDependents();
-  findRun(p, state.run);
+  findRun<T::kRoundGroups>(p, state.run);
   const int warp = static_cast<int>(threadIdx.x) / 32;
   if (warp < T::kWarps) {
     multiply<T>(p, state, sharedAddress(memory));

@@ -41,7 +41,7 @@ struct ExpertPlan {
 };
 
 // Whether the instructions of a warpgroup (sm_90a) are part of this build.
-#if defined(RSSM_DEEP)
+#if defined(RSSM_WARPGROUP)
 constexpr bool kDeepBuilt = true;
 #else
 constexpr bool kDeepBuilt = false;
@@ -83,7 +83,7 @@ struct GroupedParams {
   const float* rowWeight;
   int32_t tokens;
   int32_t passTokens;          // most tokens of a pass here
-  int32_t steps, rounds;       // of a round over K; of a pass over the rows: set by launchGrouped, as the next two
+  int32_t steps, groups;       // of a round over K; of tiles of a pass: set by launchGrouped, as the next two
   int32_t stageBytes, stages;  // of the ring
   int32_t outStep;             // deep: columns of a step of the product that reads `out`, 0: rows as they are
   bool weightsFirst;           // the plan is there, or none is needed: weights may come before the predecessor ends

@@ -9,9 +9,9 @@
 
 namespace replayssm {
 
-// The round that begins with a stage; count 0: there are no more.
+// The round that begins with a stage, `tiles` from the tile-th on; count 0: there are no more.
 struct Round {
-  int32_t expert, first, count, round;
+  int32_t expert, first, count, tile, tiles;
 };
 
 // What a block keeps in shared memory beside the ring.
@@ -35,32 +35,38 @@ struct Cursor {
 
 enum class Entered { kNothing, kRound, kPass };
 
-// The order of steps through a block's run, which each warp that copies follows for itself.
+// The order of steps through a block's run, which each warp that copies follows for itself: pass by pass, in rounds of up to
+// kRoundGroups groups.
+template <int kRoundGroups>
 struct StepWalk {
   const GroupedParams& p;
   const Place* run;
-  int index, round, step;
-  ExpertEntry entry;  // count 0: at the end
+  int index, group, end, step;  // of the pass; the round's first and behind the pass's last of this run; of the round
+  ExpertEntry entry;            // count 0: at the end
 
   __device__ StepWalk(const GroupedParams& params, const Place* places)
-      : p(params), run(places), index(run[0].index), round(run[0].round), step(0), entry{} {
-    if (!atEnd()) entry = passAt(p, index);
+      : p(params), run(places), index(places[0].index), group(0), end(0), step(0), entry{} {
+    if (!(run[0] == run[1])) enter();
   }
-  __device__ bool atEnd() const { return index == run[1].index && round == run[1].round; }
+  __device__ void enter() {
+    entry = passAt(p, index);
+    group = index == run[0].index ? run[0].group : 0;
+    end = index == run[1].index ? run[1].group : p.groups;
+  }
+  // Groups of this round.
+  __device__ int groups() const { return end - group < kRoundGroups ? end - group : kRoundGroups; }
   __device__ Entered advance() {
     if (++step < p.steps) return Entered::kNothing;
     step = 0;
-    const bool pass = ++round == p.rounds;
-    if (pass) {
-      round = 0;
-      ++index;
-    }
-    if (atEnd()) {
+    group += kRoundGroups;
+    if (group < end) return Entered::kRound;
+    ++index;
+    if (index > run[1].index || (index == run[1].index && run[1].group == 0)) {
       entry.count = 0;
-    } else if (pass) {
-      entry = passAt(p, index);
+    } else {
+      enter();
     }
-    return pass ? Entered::kPass : Entered::kRound;
+    return Entered::kPass;
   }
 };
 
@@ -68,7 +74,7 @@ struct StepWalk {
 template <class T>
 struct WeightCopies {
   BlockState& state;
-  StepWalk walk;
+  StepWalk<T::kRoundGroups> walk;
   int lane, groups;
   int64_t block;  // group of tiles and step of this lane's copy
 
@@ -78,11 +84,12 @@ struct WeightCopies {
   }
   // The round's first step goes to `stage`.
   __device__ void enter(int stage) {
-    const GroupedParams& p = walk.p;
-    if (lane == 0) state.rounds[stage] = {walk.entry.expert, walk.entry.first, walk.entry.count, walk.round};
-    const int all = (p.tiles + kLayoutTiles - 1) / kLayoutTiles, left = all - walk.round * T::kRoundGroups;
-    groups = left < T::kRoundGroups ? left : T::kRoundGroups;
-    block = (static_cast<int64_t>(walk.entry.expert) * all + walk.round * T::kRoundGroups + lane) * p.steps;
+    const ExpertEntry& entry = walk.entry;
+    groups = walk.groups();
+    if (lane == 0) {
+      state.rounds[stage] = {entry.expert, entry.first, entry.count, walk.group * kLayoutTiles, groups * kLayoutTiles};
+    }
+    block = (static_cast<int64_t>(entry.expert) * walk.p.groups + walk.group + lane) * walk.p.steps;
   }
   __device__ void advance(int stage) {
     ++block;
@@ -108,7 +115,7 @@ __device__ __forceinline__ void pieceLoadPart(uint32_t target, const void* sourc
 // Tokens come in pieces of 16 bytes: a bulk copy costs its engine too much for so few.
 template <class T>
 struct TokenCopies {
-  StepWalk walk;
+  StepWalk<T::kRoundGroups> walk;
   int piece, firstRow;          // the first of this lane
   int32_t token[T::kLaneRows];  // row of `in` of its tokens: firstRow, firstRow + kRowStride, ...
   static constexpr int kRowStride = T::kRowsAtOnce * T::kTokenWarps;

@@ -48,8 +48,8 @@ struct GroupedTraits {
   }
 
   // The i-th tile of a warp in a round: a last round of few tiles gives every warp one before any gets two.
-  __device__ static __forceinline__ int tileOf(int round, int warp, int i) {
-    return round * kRoundTiles + i * kWarps + warp;
+  __device__ static __forceinline__ int tileOf(int first, int warp, int i) {
+    return first + i * kWarps + warp;
   }
 };
 

@@ -1,4 +1,4 @@
-// Which work a block does and in which order: rounds of rows of the passes over experts, a contiguous run of them a
+// Which work a block does and in which order: groups of tiles of the passes over experts, a contiguous run of them a
 // block, cut by cost. Found on the device from the plan; nothing here depends on the host knowing the routing.
 #pragma once
 
@@ -6,7 +6,7 @@
 
 namespace replayssm {
 
-// Cost of a round of a pass of that many tokens: instructions of a step, in tens.
+// Cost of a group of tiles of a pass of that many tokens: instructions of a step of two, in tens.
 __host__ __device__ inline int passCost(int tokens) {
   const int tiles = (tokens + 7) / 8;
   return tiles <= 4 ? 27 + 2 * tiles : 19 + 4 * tiles;
@@ -34,30 +34,32 @@ __device__ inline ExpertEntry passAt(const GroupedParams& p, int i) {
   return {0, first, first + each < p.tokens ? each : p.tokens - first, i * passCost(each)};
 }
 
-// A place in the order of work: round `round` of `rounds` of pass `index`.
+// A place in the order of work: group of tiles `group` of pass `index`.
 struct Place {
-  int32_t index, round;
-  __device__ bool operator==(const Place& o) const { return index == o.index && round == o.round; }
+  int32_t index, group;
+  __device__ bool operator==(const Place& o) const { return index == o.index && group == o.group; }
 };
 
-// Where this block begins and ends. All threads call it; `shared` has two places.
+// Where this block begins and ends: at whole multiples of kCut groups of a pass. All threads call it; `shared` has two places.
+template <int kCut>
 __device__ inline void findRun(const GroupedParams& p, Place* shared) {
-  const int passes = passesOf(p), rounds = p.rounds;
-  const int64_t total = static_cast<int64_t>(passAt(p, passes).cost) * rounds;
+  const int passes = passesOf(p), groups = p.groups;
+  const int64_t total = static_cast<int64_t>(passAt(p, passes).cost) * groups;
   int64_t cut[2];
 #pragma unroll
   for (int i = 0; i < 2; ++i) cut[i] = total * (blockIdx.x + i) / gridDim.x;
   if (threadIdx.x < 2) shared[threadIdx.x] = {passes, 0};
   __syncthreads();
   for (int entry = static_cast<int>(threadIdx.x); entry < passes; entry += static_cast<int>(blockDim.x)) {
-    const int64_t start = static_cast<int64_t>(passAt(p, entry).cost) * rounds;
-    const int64_t stop = static_cast<int64_t>(passAt(p, entry + 1).cost) * rounds;
+    const int64_t start = static_cast<int64_t>(passAt(p, entry).cost) * groups;
+    const int64_t stop = static_cast<int64_t>(passAt(p, entry + 1).cost) * groups;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       if (cut[i] < start || cut[i] >= stop) continue;
-      const int64_t step = (stop - start) / rounds;
-      const int round = static_cast<int>((cut[i] - start + step - 1) / step);
-      shared[i] = round == rounds ? Place{entry + 1, 0} : Place{entry, round};
+      const int64_t unit = (stop - start) / groups * kCut;
+      const int group = static_cast<int>((cut[i] - start + unit - 1) / unit) * kCut;
+      const bool behind = kCut == 1 ? group == groups : group >= groups;
+      shared[i] = behind ? Place{entry + 1, 0} : Place{entry, group};
     }
   }
   __syncthreads();

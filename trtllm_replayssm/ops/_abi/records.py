@@ -9,7 +9,7 @@ from typing import Any
 
 from trtllm_replayssm.errors import ContractError
 
-ABI_VERSION = 5
+ABI_VERSION = 6
 MAX_RANK = 4
 ERROR_CHARS = 508
 
