@@ -58,9 +58,9 @@ class TorchGraph:
             return product
         others = others or ([] if self._layers is None else followers(weight))
         if not others:
-            return functional.linear(x, self._weights.matrix(weight))
+            return self._state_ops.linear(x, self._weights.matrix(weight))
         names = [weight, *others]
-        whole = functional.linear(x, self._state_ops.derived.joined(self._weights, names))
+        whole = self._state_ops.linear(x, self._state_ops.derived.joined(self._weights, names))
         first, *rest = self.split(whole, [len(self._weights.matrix(name)) for name in names])
         self._products |= {name: (x, part) for name, part in zip(others, rest, strict=True)}
         return first
@@ -69,11 +69,7 @@ class TorchGraph:
         table = self._weights.matrix(weight)
         if self._sharing is not None:
             table = self._sharing.own_rows(table)
-        if not x.is_cuda or x.dtype is torch.float32:
-            logits = functional.linear(x, table).float()
-        else:  # float32 sums as they are: no rounding, no second pass over [B, T, V]
-            rows: Tensor = torch.mm(x.flatten(0, -2), table.t(), out_dtype=torch.float32)
-            logits = rows.unflatten(0, x.shape[:-1])
+        logits = self._state_ops.wide_linear(x, table)
         return logits if self._sharing is None or self._ctx.own_logits else self._sharing.ranks.join(logits)
 
     def add(self, a: Tensor, b: Tensor) -> Tensor:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
+from trtllm_replayssm.ops.large_products import LargeProducts
 from trtllm_replayssm.ops.layer_state import ConventionalLayerState, ReplayLayerState, StepRows
 from trtllm_replayssm.ops.native import Convolution, NativeOps
 from trtllm_replayssm.ops.native_layers import Rotation
@@ -36,11 +38,29 @@ class StateOps:
         self._waiting: Convolution | None = None
         self._rates: dict[int, Tensor] = {}
         self.derived = DerivedTensors()
+        self._large = None if native is None else LargeProducts.on(pools.cursors.position.device)
 
     @property
     def native(self) -> NativeOps | None:
         """The kernels, where they serve the pools."""
         return self._native
+
+    def linear(self, x: Tensor, weight: Tensor) -> Tensor:
+        """x [..., K] weight [N, K]^T -> [..., N] in x's type."""
+        if self._large is None or not self._large.serve(x, weight):
+            product: Tensor = functional.linear(x, weight)
+            return product
+        return self._large.linear(x, weight)
+
+    def wide_linear(self, x: Tensor, weight: Tensor) -> Tensor:
+        """The same in float32: of 16-bit types on a GPU the sums as they are, no rounding, no second pass over them."""
+        if not x.is_cuda or x.dtype is torch.float32:
+            plain: Tensor = functional.linear(x, weight).float()
+            return plain
+        if self._large is not None and self._large.serve(x, weight):
+            return self._large.linear(x, weight, torch.float32)
+        rows: Tensor = torch.mm(x.flatten(0, -2), weight.t(), out_dtype=torch.float32)
+        return rows.view(*x.shape[:-1], -1)
 
     @property
     def experts_wait(self) -> bool:

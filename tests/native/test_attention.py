@@ -126,6 +126,8 @@ SHAPES = {
     "super-full": Shape(32, 2, 128, 4, tuple(range(0, 300)), (4,) * 300),
     "nano-full": Shape(40, 8, 128, 4, tuple(range(400, 500)), (4,) * 100),
     "uneven": Shape(40, 8, 128, 1, tuple(997 * row % 1201 for row in range(200)), (1,) * 200, padding=(7, 11)),
+    "uneven-verify": Shape(32, 2, 256, 2, tuple(997 * row % 1201 for row in range(150)), (2,) * 150, padding=(7, 11)),
+    "uneven-pairs": Shape(40, 8, 128, 3, tuple(571 * row % 701 for row in range(90)), (3, 2, 1) * 30, padding=(5,)),
     "many": Shape(4, 2, 64, 1, tuple(7 * row % 23 for row in range(1100)), (1,) * 1100),
     "small": Shape(4, 2, 24, 3, (5, 40, 0), (3, 0, 2)),
     "odd-head": Shape(6, 2, 192, 5, (33, 90), (5, 4)),
@@ -227,9 +229,10 @@ def test_a_row_has_the_same_bits_in_batches_whose_keys_are_cut_alike() -> None:
     assert torch.equal(native_layers.attention(few, q, problem.caches), many[10:70])
 
 
-def test_a_row_has_the_same_bits_wherever_it_is_dealt() -> None:
+@pytest.mark.parametrize("name", ["uneven", "uneven-verify", "uneven-pairs"])
+def test_a_row_has_the_same_bits_wherever_it_is_dealt(name: str) -> None:
     """Blocks take rows by length: turned round, a batch of uneven ones gives the same bits turned round."""
-    problem = Problem(SHAPES["uneven"])
+    problem = Problem(SHAPES[name])
     forward, _ = problem.run()
     turned_rows = {name: values.flip(0).contiguous() for name, values in problem.rows.items()}
     q = native_layers.attention_inputs(

@@ -106,11 +106,14 @@ def test_the_output_may_be_the_input(library: _abi.Library, groups: int, size: i
     case.check(expected)
 
 
-def test_a_token_has_the_same_bits_in_any_batch_and_launch(library: _abi.Library) -> None:
-    many = Case(8, 960, "bfloat16", gate_first=True, rows=300)
+@pytest.mark.parametrize(("groups", "size", "rows"), [(8, 960, 300), (8, 960, 1100), (64, 128, 1000), (2, 2048, 700)])
+def test_a_token_has_the_same_bits_in_any_batch_and_launch(
+    library: _abi.Library, groups: int, size: int, rows: int
+) -> None:
+    many = Case(groups, size, "bfloat16", gate_first=True, rows=rows)
     want = many.run(library).clone()
-    for row in (0, 7, 299):
-        one = Case(8, 960, "bfloat16", gate_first=True)
+    for row in (0, 7, rows - 1):
+        one = Case(groups, size, "bfloat16", gate_first=True)
         one.x, one.gate, one.weight = many.x[row : row + 1], many.gate[row : row + 1], many.weight
         one.out = torch.full_like(one.x, float("nan"))
         assert torch.equal(one.run(library, flags=_abi.NORM_PROGRAMMATIC_LAUNCH)[0], want[row])

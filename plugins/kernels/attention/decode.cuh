@@ -2,7 +2,7 @@
 // others multiply: they divide an item's query rows, or its keys, whose sums they add at the item's end.
 #pragma once
 
-#include "kernels/common/programmatic.cuh"
+#include "begin.cuh"
 #include "produce.cuh"
 #include "results.cuh"
 
@@ -39,7 +39,7 @@ __device__ __forceinline__ void consume(const AttentionParams& p, const Attentio
     barrierWait(shared.queryFull(), number & 1);
     const AttentionItem& item = *shared.item(number);
     const int begin = item.begin, start = item.start;
-    tiles.loadQueries(shared.queries() + rowWarp * Traits::kWarpRows * Traits::kSize * 2);
+    tiles.template loadQueries<Traits::kRows>(shared.queries() + rowWarp * Traits::kWarpRows * kPanelRowBytes);
     tiles.clear();
     const uint32_t count = static_cast<uint32_t>(item.end - begin + kTileKeys - 1) / kTileKeys;
     __syncwarp();
@@ -68,30 +68,16 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
     attentionKernel(const __grid_constant__ AttentionParams p, int items) {
   extern __shared__ __align__(128) unsigned char memory[];
   const AttentionShared<Traits> shared{memory};
-  if (threadIdx.x < 32) {
-    shared.keys().init(Traits::kRowWarps);
-    shared.values().init(Traits::kRowWarps);
-  }
-  if (threadIdx.x == 0) {
-    barrierInit(shared.queryFull(), 33);
-    barrierInit(shared.queryEmpty(), Traits::kConsumers);
-  }
-  __syncthreads();
-  releaseDependents();
-  waitForPredecessor();
-  // the place of the item as most batches deal it is under way while the rows are looked at
-  AttentionItem item = attentionItem<Traits::kRows>(p, nullptr, static_cast<int>(blockIdx.x));
-  auto* const room = reinterpret_cast<int*>(memory + Traits::kFixed);  // where keys will lie
-  const uint16_t* order = orderRows<Traits::kThreads>(p, items, room, shared.order()) ? shared.order() : nullptr;
-  if (order != nullptr) item = attentionItem<Traits::kRows>(p, order, static_cast<int>(blockIdx.x));
-  const int warp = static_cast<int>(threadIdx.x) / 32;
-  if (warp == 0) {
-    produceKeys(p, shared, order, items, item);
-  } else if (warp == 1) {
-    produceValues(p, shared, order, items, item);
-  } else {
-    consume(p, shared, items);
-  }
+  beginBlock(p, shared, items, [&](const uint16_t* order, const AttentionItem& item) {
+    const int warp = static_cast<int>(threadIdx.x) / 32;
+    if (warp == 0) {
+      produceKeys(p, shared, order, items, item);
+    } else if (warp == 1) {
+      produceValues(p, shared, order, items, item);
+    } else {
+      consume(p, shared, items);
+    }
+  });
 }
 
 }  // namespace replayssm

@@ -8,7 +8,6 @@
 namespace replayssm {
 
 constexpr int kPartPiece = 32;       // positions; parts of the keys are whole pieces
-constexpr int kMaxOrderedRows = 1024;  // of a batch; larger ones are even enough as they are
 
 struct AttentionItem {
   int row, kvHead, firstRow, split;
@@ -41,13 +40,13 @@ __device__ __forceinline__ int existingKeys(const AttentionParams& p, int row) {
   return tokens > 0 ? p.start[row] + tokens : 0;
 }
 
-// Rows in the order of falling numbers of keys into order[rows]; keys: room for as many numbers. All kThreads threads
-// of the block take part. False, and nothing written, where the order makes no difference: one item a block, rows
-// alike.
-template <int kThreads>
+// Rows in the order of falling numbers of keys into order[rows]; keys: room for as many numbers. All threads of the
+// block take part. False, and nothing written, where the order makes no difference: one item a block, rows alike; and
+// where there are so many rows that they are even enough as they are.
+template <class Traits>
 __device__ __forceinline__ bool orderRows(const AttentionParams& p, int items, int* keys, uint16_t* order) {
-  constexpr int kHeld = (kMaxOrderedRows + kThreads - 1) / kThreads;
-  if (items <= static_cast<int>(gridDim.x) || p.rows > kMaxOrderedRows) return false;
+  constexpr int kThreads = Traits::kThreads, kHeld = (Traits::kOrderedRows + kThreads - 1) / kThreads;
+  if (items <= static_cast<int>(gridDim.x) || p.rows > Traits::kOrderedRows) return false;
   const int thread = static_cast<int>(threadIdx.x), first = existingKeys(p, 0);
   int held[kHeld];
   bool uneven = false;

@@ -49,10 +49,18 @@ struct AttentionParams {
   float2* statistic;  // [B, Hkv, splits, T * group]: maximum (scaled) and sum of weights
 };
 
+// Whether the instructions of a warpgroup (sm_90a) are part of this build.
+#if defined(RSSM_WARPGROUP)
+constexpr bool kWideBuilt = true;
+#else
+constexpr bool kWideBuilt = false;
+#endif
+
 // Into how many parts the keys of a row are cut: a function of the shapes alone.
 int attentionSplits(const AttentionParams& p);
 
 cudaError_t launchAttentionInputs(const AttentionInputsParams& p, cudaStream_t stream);
+cudaError_t launchWideAttention(const AttentionParams& p, cudaStream_t stream);  // of a device of sm_90a alone
 cudaError_t launchAttention(const AttentionParams& p, cudaStream_t stream);
 
 }  // namespace replayssm

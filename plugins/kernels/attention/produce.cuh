@@ -22,7 +22,7 @@ __device__ __forceinline__ void copyQueries(const AttentionParams& p, const Atte
     const int row = i * kPassRows + lane / kChunks;
     const int offset = __shfl_sync(0xffffffffu, offsets[i * kPassRows / 32], row % 32);
     const bool exists = offset >= 0 && 8 * chunk < p.size;
-    copyPiece(to + tilePlace<Traits::kSize>(row, chunk), queries + (exists ? offset + 8 * chunk : 0), exists);
+    copyPiece(to + tilePlace<Traits::kRows>(row, chunk), queries + (exists ? offset + 8 * chunk : 0), exists);
   }
 }
 

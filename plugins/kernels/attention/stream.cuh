@@ -1,8 +1,9 @@
-// The stream of keys and values of a block: tiles of 16 positions, which producer warps copy into rings of shared
+// The stream of keys and values of a block: tiles of some positions, which producer warps copy into rings of shared
 // memory and warps that multiply take out, over the whole of the block's items without a stop between them.
 //
-// A tile has its rows one after another; 16-byte chunk q of row r lies at place q ^ (r % 8) of the row, so that
-// neither the copies (a row a time) nor the matrix loads (eight rows a time) meet in a bank.
+// A tile is panels of 64 channels, one after another; a panel has its rows one after another, and 16-byte chunk q of
+// row r lies at place q ^ (r % 8) of the row: neither the copies (a row a time) nor the matrix loads (eight rows a
+// time) meet in a bank, and the instructions of a warpgroup know it as their swizzle of 128 bytes.
 #pragma once
 
 #include <cstdint>
@@ -11,20 +12,20 @@
 
 namespace replayssm {
 
-constexpr int kTileKeys = 16;
+constexpr int kPanelRowBytes = 128;
 
-// Bytes from the start of a tile to chunk `chunk` of row `row`.
-template <int kSize>
+// Bytes from the start of a tile of kRows rows to chunk `chunk` of row `row`.
+template <int kRows>
 __device__ __forceinline__ int tilePlace(int row, int chunk) {
-  return row * kSize * 2 + ((chunk ^ (row & 7)) << 4);
+  return chunk / 8 * (kRows * kPanelRowBytes) + row * kPanelRowBytes + (((chunk ^ row) & 7) << 4);
 }
 
-// One ring of kSlots tiles. full: a tile has landed; empty: its readers are done. Tile number s of the block is in
-// slot s % kSlots.
-template <int kSize_, int kSlots_>
+// One ring of kSlots tiles of kKeys positions. full: a tile has landed; empty: its readers are done. Tile number s of
+// the block is in slot s % kSlots.
+template <int kSize_, int kKeys_, int kSlots_>
 struct TileRing {
   static_assert(kSlots_ <= 32, "a lane initialises a slot");
-  static constexpr int kSize = kSize_, kSlots = kSlots_, kTileBytes = kTileKeys * kSize * 2;
+  static constexpr int kSize = kSize_, kKeys = kKeys_, kSlots = kSlots_, kTileBytes = kKeys * kSize * 2;
 
   uint32_t tiles, barriers;  // shared addresses: of the first tile; of full[kSlots], empty[kSlots]
 
@@ -60,8 +61,8 @@ __device__ __forceinline__ void copyPiece(uint32_t to, const void* from, bool ex
 // A producer's place in its ring: the number of the next tile.
 template <class Ring>
 struct TileCopies {
-  static constexpr int kSize = Ring::kSize, kChunks = kSize / 8;
-  static constexpr int kPassRows = 32 / kChunks, kPasses = kTileKeys / kPassRows;
+  static constexpr int kChunks = Ring::kSize / 8, kKeys = Ring::kKeys;
+  static constexpr int kPassRows = 32 / kChunks, kPasses = kKeys / kPassRows;
 
   Ring ring;
   uint32_t next;
@@ -72,11 +73,11 @@ struct TileCopies {
     const bool inside = 8 * chunk < size;
     const int64_t step = static_cast<int64_t>(kPassRows) * size;
     const uint16_t* from = cache + static_cast<int64_t>(begin + first) * size + (inside ? 8 * chunk : 0);
-    for (int position = begin; position < end; position += kTileKeys, ++next) {
+    for (int position = begin; position < end; position += kKeys, ++next) {
       const uint32_t slot = next % Ring::kSlots;
-      const uint32_t to = ring.tiles + slot * Ring::kTileBytes + tilePlace<kSize>(first, chunk);
+      const uint32_t to = ring.tiles + slot * Ring::kTileBytes + tilePlace<kKeys>(first, chunk);
       if (next >= Ring::kSlots) barrierWait(ring.empty(slot), (next / Ring::kSlots - 1) & 1);
-      if (position + kTileKeys <= end) {
+      if (position + kKeys <= end) {
 #pragma unroll
         for (int i = 0; i < kPasses; ++i, from += step) copyPiece(passPlace(to, i), from, inside);
       } else {
@@ -92,7 +93,7 @@ struct TileCopies {
 
   // The address of a lane's chunk in pass i from that in the first one.
   static __device__ __forceinline__ uint32_t passPlace(uint32_t first, int i) {
-    return (first ^ (i * kPassRows % 8) << 4) + i * kPassRows * kSize * 2;
+    return (first ^ (i * kPassRows % 8) << 4) + i * kPassRows * kPanelRowBytes;
   }
 };
 

@@ -11,8 +11,31 @@
 
 namespace replayssm {
 
-// The address in a tile of rows (see tilePlace) of chunk 2 j + half, from that of chunk `half` of the same row.
-__device__ __forceinline__ uint32_t stepPlace(uint32_t first, int j) { return (first ^ 32 * (j % 4)) + 128 * (j / 4); }
+constexpr int kTileKeys = 16;  // positions that a warp multiplies at once
+
+// The address in a tile of kRows rows (see tilePlace) of chunk 2 j + half, from that of chunk `half` of the same row.
+template <int kRows>
+__device__ __forceinline__ uint32_t stepPlace(uint32_t first, int j) {
+  return (first ^ 32 * (j % 4)) + kRows * kPanelRowBytes * (j / 4);
+}
+
+__device__ __forceinline__ float exp2Fast(float x) {
+  float result;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
+
+// What weights are relative to: a score near the largest of its row, in log2 units. It moves when a score is more than
+// kMaximumSlack above it, rarely after the first keys: weights stay below 2^kMaximumSlack, exact to the same share, and sums
+// need not follow every new maximum. Whether it moved.
+constexpr float kMaximumSlack = 8.0f;
+__device__ __forceinline__ bool keepMaximum(float& kept, float top) {
+  const bool moves = top > kept + kMaximumSlack;  // from -inf too
+  kept = moves ? top : kept;
+  return moves;
+}
+// Nothing seen yet: no score is above -inf, whatever it is relative to.
+__device__ __forceinline__ float finiteMaximum(float kept) { return kept == -CUDART_INF_F ? 0.0f : kept; }
 
 // Four 8x8 matrices of 16-bit elements; lane l has the address of row l % 8 of matrix l / 8.
 __device__ __forceinline__ void loadMatrices(uint32_t (&m)[4], uint32_t at) {
@@ -59,16 +82,17 @@ struct QueryTiles {
     }
   }
 
-  // Queries as a tile of rows (see tilePlace).
+  // Queries, a part of a tile of kRows rows (see tilePlace).
+  template <int kRows>
   __device__ __forceinline__ void loadQueries(uint32_t rows) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
-    rows += tilePlace<kSize>(lane % 8, lane / 8);
+    rows += tilePlace<kRows>(lane % 8, lane / 8);
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) {
 #pragma unroll
       for (int j = 0; j < kSteps; j += 2) {
         uint32_t m[4];
-        loadMatrices(m, stepPlace(rows, j) + 16 * t * kSize);
+        loadMatrices(m, stepPlace<kRows>(rows, j) + 8 * t * kPanelRowBytes);
         query[t][j][0] = m[0];
         query[t][j][1] = m[1];
         query[t][j + 1][0] = m[2];
@@ -80,7 +104,7 @@ struct QueryTiles {
   // Scores of the tile's keys in log2 units: key g + 8 h of query 2 c + i in element 2 h + i.
   __device__ __forceinline__ void scores(uint32_t keys, float scale, float (&s)[kTiles][4]) const {
     const int lane = static_cast<int>(threadIdx.x) % 32;
-    const uint32_t rows = keys + tilePlace<kSize>(lane % 16, lane / 16);
+    const uint32_t rows = keys + tilePlace<kTileKeys>(lane % 16, lane / 16);
     float part[kChains][kTiles][4];
 #pragma unroll
     for (int k = 0; k < kChains; ++k) {
@@ -90,7 +114,7 @@ struct QueryTiles {
 #pragma unroll
     for (int j = 0; j < kSteps; ++j) {
       uint32_t m[4];
-      loadMatrices(m, stepPlace(rows, j));
+      loadMatrices(m, stepPlace<kTileKeys>(rows, j));
 #pragma unroll
       for (int t = 0; t < kTiles; ++t) mmaAct<Act>(part[j % kChains][t], m, query[t][j][0], query[t][j][1]);
     }
@@ -106,10 +130,10 @@ struct QueryTiles {
     }
   }
 
-  // Scores become weights relative to the new maximum; the sums follow it.
+  // Scores become weights relative to the maximum that is kept; where that moves, the sums follow it.
   __device__ __forceinline__ void rescale(float (&s)[kTiles][4]) {
     float factor[kTiles][2];
-    bool changed = false;
+    bool moves = false;
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) {
 #pragma unroll
@@ -117,19 +141,21 @@ struct QueryTiles {
         float top = fmaxf(s[t][i], s[t][2 + i]);
 #pragma unroll
         for (int step = 4; step < 32; step *= 2) top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, step));
-        top = fmaxf(top, maximum[t][i]);
-        const float base = top == -CUDART_INF_F ? 0.0f : top;  // nothing seen yet
-        factor[t][i] = exp2f(maximum[t][i] - base);
-        changed |= factor[t][i] != 1.0f;
-        maximum[t][i] = top;
-        s[t][i] = exp2f(s[t][i] - base);
-        s[t][2 + i] = exp2f(s[t][2 + i] - base);
-        weight[t][i] = weight[t][i] * factor[t][i] + (s[t][i] + s[t][2 + i]);  // of this lane's keys
+        factor[t][i] = maximum[t][i];
+        moves |= keepMaximum(maximum[t][i], top);
+        const float base = finiteMaximum(maximum[t][i]);
+        s[t][i] = exp2Fast(s[t][i] - base);
+        s[t][2 + i] = exp2Fast(s[t][2 + i] - base);
       }
     }
-    if (__any_sync(0xffffffffu, changed)) {
+    if (__any_sync(0xffffffffu, moves)) {
 #pragma unroll
       for (int t = 0; t < kTiles; ++t) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          factor[t][i] = exp2Fast(factor[t][i] - finiteMaximum(maximum[t][i]));
+          weight[t][i] *= factor[t][i];
+        }
 #pragma unroll
         for (int j = 0; j < kSteps; ++j) {
 #pragma unroll
@@ -137,12 +163,17 @@ struct QueryTiles {
         }
       }
     }
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) weight[t][i] += s[t][i] + s[t][2 + i];  // of this lane's keys
+    }
   }
 
   // sum += weights times values.
   __device__ __forceinline__ void accumulate(uint32_t values, const float (&s)[kTiles][4]) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
-    const uint32_t rows = values + tilePlace<kSize>(lane % 8 + 8 * (lane / 16), lane / 8 % 2);
+    const uint32_t rows = values + tilePlace<kTileKeys>(lane % 8 + 8 * (lane / 16), lane / 8 % 2);
     uint32_t p[kTiles][2];
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) {
@@ -152,7 +183,7 @@ struct QueryTiles {
 #pragma unroll
     for (int j = 0; j < kSteps; ++j) {
       uint32_t m[4];
-      loadTransposed(m, stepPlace(rows, j));
+      loadTransposed(m, stepPlace<kTileKeys>(rows, j));
 #pragma unroll
       for (int t = 0; t < kTiles; ++t) mmaAct<Act>(sum[t][j], m, p[t][0], p[t][1]);
     }

@@ -1,5 +1,5 @@
-// What norms over rows by a block share: the weights of a thread's eight channels, and the sum of one number a thread,
-// in an order that depends on the block's size alone.
+// What norms share: the weights of a thread's eight channels, and sums over a block or over teams of its lanes, in an order
+// that depends on the block's or the team's size alone.
 #pragma once
 
 namespace replayssm {
@@ -25,6 +25,35 @@ __device__ __forceinline__ float blockSum(float value, float* shared) {
   float total = shared[0];
   for (int warp = 1; warp < static_cast<int>(blockDim.x) / 32; ++warp) total += shared[warp];
   return total;
+}
+
+// Over a team of kLanes lanes; teams wider than a warp are whole blocks and add their warps' sums in order. turn: number of
+// the call, where there are several.
+template <int kLanes, int kPlaces>
+__device__ __forceinline__ void teamSums(float (&sums)[kPlaces], int turn = 0) {
+  constexpr int kWidth = kLanes < 32 ? kLanes : 32;
+#pragma unroll
+  for (int i = 0; i < kPlaces; ++i) {
+#pragma unroll
+    for (int step = kWidth / 2; step > 0; step /= 2) {
+      sums[i] += __shfl_xor_sync(0xffffffffu, sums[i], step, kWidth);
+    }
+  }
+  if constexpr (kLanes > 32) {
+    __shared__ float buffers[2][kPlaces][kLanes / 32];  // one is read while the next one is written
+    float(*const shared)[kLanes / 32] = buffers[turn % 2];
+#pragma unroll
+    for (int i = 0; i < kPlaces; ++i) {
+      if (threadIdx.x % 32 == 0) shared[i][threadIdx.x / 32] = sums[i];
+    }
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < kPlaces; ++i) {
+      sums[i] = shared[i][0];
+#pragma unroll
+      for (int warp = 1; warp < kLanes / 32; ++warp) sums[i] += shared[i][warp];
+    }
+  }
 }
 
 }  // namespace replayssm

@@ -18,7 +18,7 @@ __global__ void __launch_bounds__(kMaxRowThreads) rmsNormKernel(const __grid_con
   using Word = Packed<kRowVector>;
   __shared__ float shared[kMaxRowThreads / 32];
   const int channel = static_cast<int>(threadIdx.x) * kRowVector;
-  const bool inside = channel < p.size;
+  const bool inside = channel < p.size, adds = p.residual != nullptr;
   const int64_t row = blockIdx.x;
   releaseDependents();
   float weight[kRowVector] = {};
@@ -27,10 +27,11 @@ __global__ void __launch_bounds__(kMaxRowThreads) rmsNormKernel(const __grid_con
   const auto at = [&](const void* base, int64_t stride) {
     return reinterpret_cast<const Word*>(static_cast<const uint16_t*>(base) + row * stride + channel);
   };
+  // both at once: a branch around the second one would make it wait for the first
   Word word = loadIf(inside, at(p.x, p.xStride));
+  const Word other = loadIf(inside && adds, at(p.residual, p.residualStride));
   float x[kRowVector];
-  if (p.residual != nullptr) {
-    const Word other = loadIf(inside, at(p.residual, p.residualStride));
+  if (adds) {
     float r[kRowVector];
     unpack<Act>(word, x);
     unpack<Act>(other, r);

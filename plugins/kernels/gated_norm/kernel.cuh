@@ -1,9 +1,10 @@
-// Group RMSNorm with a SiLU gate. A team of lanes owns a group of channels, 8 channels a lane, of one token or of a few
-// that it loads at once. The order of a sum depends on the group's size alone, so a token's bits do not depend on the
+// Group RMSNorm with a SiLU gate. A team of lanes owns a group of channels, 8 channels a lane, of one token or of several
+// one after the other. The order of a sum depends on the group's size alone, so a token's bits do not depend on the
 // batch.
 #pragma once
 
 #include "kernels/common/programmatic.cuh"
+#include "kernels/common/row_sum.cuh"
 #include "kernels/common/vector.cuh"
 #include "params.h"
 
@@ -30,91 +31,63 @@ struct NormPlace {
   }
 };
 
-// Over a team of kLanes lanes; teams wider than a warp are whole blocks and add their warps' sums in order.
-template <int kLanes, int kPlaces>
-__device__ __forceinline__ void teamSums(float (&sums)[kPlaces]) {
-  constexpr int kWidth = kLanes < 32 ? kLanes : 32;
-#pragma unroll
-  for (int i = 0; i < kPlaces; ++i) {
-#pragma unroll
-    for (int step = kWidth / 2; step > 0; step /= 2) {
-      sums[i] += __shfl_xor_sync(0xffffffffu, sums[i], step, kWidth);
-    }
-  }
-  if constexpr (kLanes > 32) {
-    __shared__ float shared[kPlaces][kLanes / 32];
-#pragma unroll
-    for (int i = 0; i < kPlaces; ++i) {
-      if (threadIdx.x % 32 == 0) shared[i][threadIdx.x / 32] = sums[i];
-    }
-    __syncthreads();
-#pragma unroll
-    for (int i = 0; i < kPlaces; ++i) {
-      sums[i] = shared[i][0];
-#pragma unroll
-      for (int warp = 1; warp < kLanes / 32; ++warp) sums[i] += shared[i][warp];
-    }
-  }
-}
-
+// Of a multiprocessor: threads that fill it, with registers for what is on its way.
+constexpr __host__ __device__ int normBlocks(int lanes) { return lanes <= 128 ? 8 : 4; }
 constexpr __host__ __device__ int normThreads(int lanes) { return lanes < kMinNormThreads ? kMinNormThreads : lanes; }
 
-// Groups of up to kLanes * 8 channels. Blocks: runs of kPlaces tokens along x, groups along y.
-template <class Act, int kLanes, int kPlaces>
-__global__ void __launch_bounds__(normThreads(kLanes)) gatedNormKernel(const __grid_constant__ GatedNormParams p) {
+// What a lane reads of a token.
+struct NormWords {
+  Packed<kNormVector> x, gate;
+
+  // None behind the last token, nor of a channel that is not inside.
+  __device__ __forceinline__ void load(const GatedNormParams& p, int64_t place, bool inside, int channel) {
+    using Word = Packed<kNormVector>;
+    const bool wanted = inside && place < p.places;
+    const NormPlace at(p, wanted ? place : 0);
+    x = loadIf(wanted, reinterpret_cast<const Word*>(at.x + channel));
+    gate = loadIf(wanted, reinterpret_cast<const Word*>(at.gate + channel));
+  }
+};
+
+// Groups of up to kLanes * 8 channels. Blocks: tokens along x, of which a block has several where there are many, the next
+// one on its way while one is computed; groups along y.
+template <class Act, int kLanes>
+__global__ void __launch_bounds__(normThreads(kLanes), normBlocks(kLanes))
+    gatedNormKernel(const __grid_constant__ GatedNormParams p) {
   constexpr int kTeams = normThreads(kLanes) / kLanes;
   using Word = Packed<kNormVector>;
   const int group = static_cast<int>(blockIdx.y) * kTeams + static_cast<int>(threadIdx.x) / kLanes;
   const int own = static_cast<int>(threadIdx.x) % kLanes * kNormVector;  // channel within the group
   const bool inside = own < p.size && group < p.groups;  // idle lanes stay for the sums
   const int channel = group * p.size + own;
-  const int64_t first = static_cast<int64_t>(blockIdx.x) * kPlaces;
   releaseDependents();
-  float weight[kNormVector];
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    float4 four{};
-    if (inside) four = reinterpret_cast<const float4*>(p.weight + (p.gateFirst ? channel : own))[i];
-    weight[4 * i] = four.x;
-    weight[4 * i + 1] = four.y;
-    weight[4 * i + 2] = four.z;
-    weight[4 * i + 3] = four.w;
-  }
+  float weight[kNormVector] = {};
+  if (inside) normWeight(weight, p.weight + (p.gateFirst ? channel : own), 0.0f);
   waitForPredecessor();
-  Word xs[kPlaces], gates[kPlaces];
-#pragma unroll
-  for (int i = 0; i < kPlaces; ++i) {
-    const bool wanted = inside && first + i < p.places;
-    const NormPlace at(p, wanted ? first + i : first);
-    xs[i] = loadIf(wanted, reinterpret_cast<const Word*>(at.x + channel));
-    gates[i] = loadIf(wanted, reinterpret_cast<const Word*>(at.gate + channel));
-  }
-  float x[kPlaces][kNormVector], sums[kPlaces];
-#pragma unroll
-  for (int i = 0; i < kPlaces; ++i) {
-    float opening[kNormVector];
-    unpack<Act>(xs[i], x[i]);
-    unpack<Act>(gates[i], opening);
-    sums[i] = 0.0f;
+  int64_t place = blockIdx.x;
+  NormWords words;
+  words.load(p, place, inside, channel);
+#pragma unroll 1
+  for (int turn = 0; place < p.places; ++turn, place += gridDim.x) {
+    const NormWords token = words;
+    words.load(p, place + gridDim.x, inside, channel);
+    float x[kNormVector], opening[kNormVector], sums[1] = {0.0f};
+    unpack<Act>(token.x, x);
+    unpack<Act>(token.gate, opening);
 #pragma unroll
     for (int v = 0; v < kNormVector; ++v) {
-      if (p.gateFirst) x[i][v] *= siluFast(opening[v]);
-      sums[i] = fmaf(x[i][v], x[i][v], sums[i]);
+      opening[v] = siluFast(opening[v]);
+      if (p.gateFirst) x[v] *= opening[v];
+      sums[0] = fmaf(x[v], x[v], sums[0]);
     }
-  }
-  teamSums<kLanes, kPlaces>(sums);
-#pragma unroll
-  for (int i = 0; i < kPlaces; ++i) {
-    if (!inside || first + i >= p.places) break;
-    const float scale = rsqrtf(sums[i] / static_cast<float>(p.size) + p.eps);
-    float opening[kNormVector];
-    unpack<Act>(gates[i], opening);
+    teamSums<kLanes, 1>(sums, turn);
+    const float scale = rsqrtf(sums[0] / static_cast<float>(p.size) + p.eps);
 #pragma unroll
     for (int v = 0; v < kNormVector; ++v) {
-      x[i][v] = x[i][v] * scale * weight[v];
-      if (!p.gateFirst) x[i][v] *= siluFast(opening[v]);
+      x[v] = x[v] * scale * weight[v];
+      if (!p.gateFirst) x[v] *= opening[v];
     }
-    *reinterpret_cast<Word*>(NormPlace(p, first + i).out + channel) = pack<Act>(x[i]);
+    if (inside) *reinterpret_cast<Word*>(NormPlace(p, place).out + channel) = pack<Act>(x);
   }
 }
 

@@ -5,35 +5,33 @@
 namespace replayssm {
 namespace {
 
-constexpr int kManyPlaces = 2;
-// Above this many threads a multiprocessor, a team takes several tokens: fewer weights to load, more loads in flight.
-constexpr int64_t kBusyThreads = 4096;
-
+// As many blocks as run at once, each with about as many tokens.
 template <class Kernel>
-cudaError_t launch(Kernel kernel, int threads, int teams, int places, const GatedNormParams& p, cudaStream_t stream) {
-  const dim3 grid(static_cast<unsigned>((p.places + places - 1) / places),
-                  static_cast<unsigned>((p.groups + teams - 1) / teams));
+cudaError_t launch(Kernel kernel, int threads, int teams, int blocks, const GatedNormParams& p, cudaStream_t stream) {
+  const int64_t along = (p.groups + teams - 1) / teams, room = int64_t{p.multiprocessors} * blocks / along;
+  const int64_t each = room < 1 ? p.places : (p.places + room - 1) / room;
+  const dim3 grid(static_cast<unsigned>((p.places + each - 1) / each), static_cast<unsigned>(along));
   return launchOn(stream, p.programmaticLaunch, kernel, grid, threads, p);
 }
 
 template <class Act, int kLanes>
-cudaError_t choosePlaces(const GatedNormParams& p, cudaStream_t stream) {
+cudaError_t launchLanes(const GatedNormParams& p, cudaStream_t stream) {
   constexpr int kThreads = normThreads(kLanes), kTeams = kThreads / kLanes;
-  const bool busy = p.places * p.groups * kLanes > p.multiprocessors * kBusyThreads;
-  if (busy) return launch(gatedNormKernel<Act, kLanes, kManyPlaces>, kThreads, kTeams, kManyPlaces, p, stream);
-  return launch(gatedNormKernel<Act, kLanes, 1>, kThreads, kTeams, 1, p, stream);
+  return launch(gatedNormKernel<Act, kLanes>, kThreads, kTeams, normBlocks(kLanes), p, stream);
 }
 
 template <class Act>
 cudaError_t chooseLanes(const GatedNormParams& p, cudaStream_t stream) {
   const int lanes = p.size / kNormVector;
   if (!p.wide || lanes > 256) {
-    return launch(anyGatedNormKernel<Act>, kMinNormThreads, kMinNormThreads / 32, 1, p, stream);
+    const int teams = kMinNormThreads / 32;
+    const dim3 grid(static_cast<unsigned>(p.places), static_cast<unsigned>((p.groups + teams - 1) / teams));
+    return launchOn(stream, p.programmaticLaunch, anyGatedNormKernel<Act>, grid, kMinNormThreads, p);
   }
-  if (lanes <= 16) return choosePlaces<Act, 16>(p, stream);
-  if (lanes <= 32) return choosePlaces<Act, 32>(p, stream);
-  if (lanes <= 128) return choosePlaces<Act, 128>(p, stream);
-  return choosePlaces<Act, 256>(p, stream);
+  if (lanes <= 16) return launchLanes<Act, 16>(p, stream);
+  if (lanes <= 32) return launchLanes<Act, 32>(p, stream);
+  if (lanes <= 128) return launchLanes<Act, 128>(p, stream);
+  return launchLanes<Act, 256>(p, stream);
 }
 
 }  // namespace
