@@ -81,35 +81,40 @@ struct SlabCodec<StateFormat::kE4m3, kExchanged> {
       return make_uint2(words[0], words[1]);
     }
 
-    // round(scaled numbers, piece): eight codes.
-    template <class Round>
-    __device__ __forceinline__ void encode(const Slab& s, int block, int half, Round round) const {
-      uint2 octets[2];
+    __device__ __forceinline__ void scale(SlabPiece& y, const SlabPiece& x, int half) const {
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        SlabPiece y;
-#pragma unroll
-        for (int j = 0; j < 8; ++j) y[j] = s[2 * block + i][half][j] * factor[half];
-        octets[i] = round(y, 2 * block + i);
-      }
+      for (int i = 0; i < 8; ++i) y[i] = x[i] * factor[half];
+    }
+
+    // octet(piece): eight codes.
+    template <class Octet>
+    __device__ __forceinline__ void encode(int block, int half, Octet octet) const {
+      const uint2 octets[2] = {octet(2 * block), octet(2 * block + 1)};
       const bool exchanged = kExchanged && lane % 4 >= 2;
       const uint2 low = exchanged ? octets[1] : octets[0], high = exchanged ? octets[0] : octets[1];
       *reinterpret_cast<uint4*>(at + (lane / 4 + 8 * half) * 128 + block * 64 + lane % 4 * 16) =
           make_uint4(low.x, low.y, high.x, high.y);
     }
 
+    // Draws come before scaled numbers: registers for both at once are not to be had.
     __device__ __forceinline__ void stochastic(const Slab& s, const SlabMaxima& maxima, int block, int half,
                                                const StateRandom& random, int firstRow) const {
-      encode(s, block, half, [&](const SlabPiece& y, int b) {
-        const uint32_t index = octetOf<kExchanged>(firstRow + lane / 4 + 8 * half, b, lane);
+      encode(block, half, [&](int b) {
+        const uint32_t quad = 2 * octetOf<kExchanged>(firstRow + lane / 4 + 8 * half, b, lane);
         PhiloxWords draws[2];
-        random.words(draws, {2 * index, 2 * index + 1});
+        random.words(draws, {quad, quad + 1});
+        SlabPiece y;
+        scale(y, s[b][half], half);
         return stochasticOctet(y, draws, maxima.finite);
       });
     }
 
     __device__ __forceinline__ void nearest(const Slab& s, const SlabMaxima&, int block, int half) const {
-      encode(s, block, half, [](const SlabPiece& y, int) { return nearestOctet(y); });
+      encode(block, half, [&](int b) {
+        SlabPiece y;
+        scale(y, s[b][half], half);
+        return nearestOctet(y);
+      });
     }
   };
 };
