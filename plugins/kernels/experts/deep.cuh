@@ -1,9 +1,8 @@
-// Grouped products of passes of many tokens by the instructions of a warpgroup (sm_90a). Tokens lie in memory as a step
-// wants them (gather.cuh), so two warps fill the ring by a few bulk copies; sixteen multiply.
+// Grouped products of passes of many tokens (sm_90a). Tokens lie in memory as a step wants them (gather.cuh), so two
+// warps fill the ring by a few bulk copies; sixteen multiply, two tiles each a round.
 //
-// A round is two tiles of every warp. Operands of the next two instructions are made while those before multiply; at the
-// end of a stage a warpgroup waits for its products, and the others fill the gap. (Products open across stages make the
-// compiler keep the sums twice, which registers do not allow.)
+// Up to 16 tokens every warp multiplies for itself (deep_sync.cuh), more by the instructions of a warpgroup: operands of
+// the next two are made while those before multiply.
 #pragma once
 
 #include "deep_sync.cuh"

@@ -1,6 +1,5 @@
-// Products of passes of few tokens out of the ring of many (deep.cuh) by mma.m16n8k16: every warp for itself. An
-// instruction of a warpgroup with operands in registers takes 15 clocks and half a clock a token; this one, 6.4 clocks for 8
-// tokens, leaves the units of logic to the other warps and waits for none of them.
+// Products of passes of few tokens out of the ring of many (deep.cuh) by mma.m16n8k16, every warp for itself: it waits
+// for no other, and its instructions leave the units of logic to the others. README.md has what it takes.
 #pragma once
 
 #include "deep_producer.cuh"

@@ -82,8 +82,8 @@ struct Nvfp4Weights {
   }
   __device__ __forceinline__ void loadSecond(uint32_t pieces) { piece = sharedPiece(pieces + kPieceBytes); }
 
-  // The pair at `turn` to the right, or, below 0, to the left: within its halves, by a product, as the units of logic have
-  // the most to do.
+  // The pair at `turn` to the right, or, below 0, to the left: within its halves, by a product, as the units of logic
+  // have the most to do.
   template <int kTurn>
   __device__ __forceinline__ static uint32_t pairOf(uint32_t word) {
     if constexpr (kTurn < 0) {

@@ -24,7 +24,8 @@ __device__ __forceinline__ void gatherStep(const GatherParams& p, const int4& en
     uint4 from[4] = {};
     if (row < count) {
       const int token = __ldcg(p.plan.rowToken + first + row);
-      const auto* in = static_cast<const uint16_t*>(p.in) + token * p.inStride + step * p.stepColumns + part / 2 * 64 + part % 2 * 8;
+      const auto* in = static_cast<const uint16_t*>(p.in) + token * p.inStride + step * p.stepColumns + part / 2 * 64 +
+                       part % 2 * 8;
 #pragma unroll
       for (int k = 0; k < 4; ++k) from[k] = *reinterpret_cast<const uint4*>(in + 16 * k);
     }
@@ -41,7 +42,8 @@ __global__ void __launch_bounds__(kGatherThreads, kGatherBlocks) gatherKernel(co
   releaseDependents();  // after the wait: the plan is complete when the first product starts
   const int passes = __ldcg(p.plan.entryCount), steps = p.columns / p.stepColumns;
   const int warps = static_cast<int>(gridDim.x) * kGatherThreads / 32;
-  for (int task = static_cast<int>(blockIdx.x * kGatherThreads + threadIdx.x) / 32; task < passes * steps; task += warps) {
+  const int own = static_cast<int>(blockIdx.x * kGatherThreads + threadIdx.x) / 32;
+  for (int task = own; task < passes * steps; task += warps) {
     const int pass = task / steps;
     gatherStep(p, __ldcg(reinterpret_cast<const int4*>(p.plan.entries + pass)), task - pass * steps);
   }

@@ -35,8 +35,8 @@ struct Cursor {
 
 enum class Entered { kNothing, kRound, kPass };
 
-// The order of steps through a block's run, which each warp that copies follows for itself: pass by pass, in rounds of up to
-// kRoundGroups groups.
+// The order of steps through a block's run, which each warp that copies follows for itself: pass by pass, in rounds of up
+// to kRoundGroups groups.
 template <int kRoundGroups>
 struct StepWalk {
   const GroupedParams& p;

@@ -40,7 +40,8 @@ struct Place {
   __device__ bool operator==(const Place& o) const { return index == o.index && group == o.group; }
 };
 
-// Where this block begins and ends: at whole multiples of kCut groups of a pass. All threads call it; `shared` has two places.
+// Where this block begins and ends: at whole multiples of kCut groups of a pass. All threads call it; `shared` has two
+// places.
 template <int kCut>
 __device__ inline void findRun(const GroupedParams& p, Place* shared) {
   const int passes = passesOf(p), groups = p.groups;
