@@ -105,6 +105,8 @@ def test_a_drafting_slot_holds_a_quarter_of_the_state(preset: str) -> None:
         ("void replayssm::deepKernel<Nvfp4>(int)", "experts"), ("replayssm::gatherKernel(int)", "experts"),
         ("void at::native::vectorized_gather_kernel<16, long>(char*)", OTHER),
         ("void replayssm::skippingDirectKernel<4>", "SSM"), ("void replayssm::mergeKernel<128>(int)", "attention"),
+        ("void replayssm::wideAttentionKernel<128>(int)", "attention"),
+        ("void replayssm::attentionInputsKernel<16>(int)", "attention"),
         ("void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float>>", OTHER),
         ("void cublasLt::splitKreduce_kernel<32, 16>", "GEMM"),
         ("void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64>>", "attention"),

@@ -16,7 +16,7 @@ _PARTS = (
     ("SSM", re.compile(r"UpdateKernel|conventionalKernel|skipping\w*Kernel")),
     ("convolution", re.compile(r"ssmInputsKernel")),
     ("experts", re.compile(r"\b(grouped|deep|gather|plan|reduce|route)Kernel")),
-    ("attention", re.compile(r"\b(attention\w*|merge)Kernel|flash|fmha")),
+    ("attention", re.compile(r"\b((wideA|a)ttention\w*|merge)Kernel|flash|fmha")),
     ("GEMM", re.compile(r"gemm|gemv|nvjet|cutlass|splitk|cublas|xmma", re.IGNORECASE)),
 )
 PARTS = (*(name for name, _ in _PARTS), OTHER)
