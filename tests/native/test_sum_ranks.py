@@ -46,8 +46,20 @@ class Ranks:
             for rank in range(size)
         ]  # fmt: skip
         self.streams = [torch.cuda.Stream() for _ in range(size)]
+        for stream in self.streams:
+            self.reserve(stream)
         self.generator = torch.Generator("cuda").manual_seed(5)
         torch.cuda.synchronize()
+
+    @staticmethod
+    def reserve(stream: Any) -> None:
+        """Memory that the stream's later tensors are cut from: one that the driver has to find may wait for all kernels that
+        run, and so for a rank that waits for this one.
+        """
+        with torch.cuda.stream(stream):
+            held = [torch.empty(1 << 20, dtype=torch.uint8, device="cuda") for _ in range(16)]
+            held.append(torch.empty(32 << 20, dtype=torch.uint8, device="cuda"))
+        del held
 
     def draw(self, *shape: int) -> Any:
         return torch.randn(shape, generator=self.generator, device="cuda").to(self.act)
