@@ -53,8 +53,8 @@ class Ranks:
 
     @staticmethod
     def reserve(stream: Any) -> None:
-        """Memory that the stream's later tensors are cut from: one that the driver has to find may wait for all kernels that
-        run, and so for a rank that waits for this one.
+        """Memory that the stream's later tensors are cut from. The driver may let a new piece wait for all kernels
+        that run, and so for a rank that waits for this one.
         """
         with torch.cuda.stream(stream):
             held = [torch.empty(1 << 20, dtype=torch.uint8, device="cuda") for _ in range(16)]
