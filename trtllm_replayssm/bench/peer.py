@@ -24,6 +24,16 @@ def any_variant(_variant: Any) -> AbstractContextManager[None]:
     return nullcontext()
 
 
+def one_token(tokens: int) -> bool:
+    """Which steps a kernel of plain decoding takes."""
+    return tokens == 1
+
+
+def many_tokens(tokens: int) -> bool:
+    """Which steps a kernel of verification takes."""
+    return tokens > 1
+
+
 @dataclass(frozen=True, slots=True)
 class Peer:
     """A kernel of a package.

@@ -16,6 +16,7 @@ from trtllm_replayssm.bench.peer import (
     Peer,
     Step,
     mamba_inputs,
+    one_token,
     random,
     same_everywhere,
     slots_of,
@@ -69,16 +70,12 @@ def _mamba_replay(case: KernelCase, batches: Batches, variant: Any) -> Step:
     return step
 
 
-def _one(tokens: int) -> bool:
-    return tokens == 1
-
-
 def _any(_tokens: int) -> bool:
     return True
 
 
 _NAME, _PACKAGE, _MAMBA2 = "flashinfer", "flashinfer-python", SsmKind.MAMBA2
 PEERS = (
-    Peer(_NAME, _PACKAGE, _MAMBA2, Operation.CONVENTIONAL, _one, ("simple", "vertical"), _mamba_step),
+    Peer(_NAME, _PACKAGE, _MAMBA2, Operation.CONVENTIONAL, one_token, ("simple", "vertical"), _mamba_step),
     Peer(_NAME, _PACKAGE, _MAMBA2, Operation.UPDATE, _any, _REPLAY, _mamba_replay),
 )

@@ -18,6 +18,8 @@ from trtllm_replayssm.bench.peer import (
     Step,
     gdn_inputs,
     mamba_inputs,
+    many_tokens,
+    one_token,
     random,
     same_everywhere,
     slots_of,
@@ -130,17 +132,11 @@ def _mamba_spec(case: KernelCase, batches: Batches, _variant: Any) -> Step:
     return step
 
 
-def _one(tokens: int) -> bool:
-    return tokens == 1
-
-
-def _many(tokens: int) -> bool:
-    return tokens > 1
-
-
 _MAMBA2, _GDN = SsmKind.MAMBA2, SsmKind.GDN
 PEERS = (
-    Peer("replayssm-fork", "vllm", _GDN, Operation.UPDATE, _one, _GDN_DECODE, _gdn_decode, _gdn_decode_blocks),
-    Peer("replayssm-fork", "vllm", _GDN, Operation.UPDATE, _many, _GDN_SPEC, _gdn_spec, _gdn_spec_blocks),
-    Peer("replayssm-fork", "vllm", _MAMBA2, Operation.UPDATE, _many, _MAMBA_SPEC, _mamba_spec, _mamba_spec_blocks),
+    Peer("replayssm-fork", "vllm", _GDN, Operation.UPDATE, one_token, _GDN_DECODE, _gdn_decode, _gdn_decode_blocks),
+    Peer("replayssm-fork", "vllm", _GDN, Operation.UPDATE, many_tokens, _GDN_SPEC, _gdn_spec, _gdn_spec_blocks),
+    Peer(
+        "replayssm-fork", "vllm", _MAMBA2, Operation.UPDATE, many_tokens, _MAMBA_SPEC, _mamba_spec, _mamba_spec_blocks
+    ),
 )

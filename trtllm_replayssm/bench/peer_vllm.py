@@ -20,6 +20,8 @@ from trtllm_replayssm.bench.peer import (
     Step,
     gdn_inputs,
     mamba_inputs,
+    many_tokens,
+    one_token,
     random,
     same_everywhere,
     slots_of,
@@ -156,19 +158,11 @@ def _gdn_snapshots(case: KernelCase, batches: Batches, variant: Any) -> Step:
     return step
 
 
-def _one(tokens: int) -> bool:
-    return tokens == 1
-
-
-def _many(tokens: int) -> bool:
-    return tokens > 1
-
-
 _MAMBA2, _GDN = SsmKind.MAMBA2, SsmKind.GDN
 PEERS = (
-    Peer("vllm", "vllm", _MAMBA2, Operation.CONVENTIONAL, _one, _BLOCKS, _mamba_step, _mamba_blocks),
-    Peer("vllm", "vllm", _MAMBA2, Operation.CONVENTIONAL, _many, _BLOCKS, _mamba_snapshots, _mamba_blocks),
-    Peer("vllm", "vllm", _MAMBA2, Operation.UPDATE, _one, _REPLAY, _mamba_replay, _replay_blocks),
-    Peer("vllm", "vllm", _GDN, Operation.CONVENTIONAL, _one, _BLOCKS, _gdn_step),
-    Peer("vllm", "vllm", _GDN, Operation.CONVENTIONAL, _many, _WIDE_BLOCKS, _gdn_snapshots),
+    Peer("vllm", "vllm", _MAMBA2, Operation.CONVENTIONAL, one_token, _BLOCKS, _mamba_step, _mamba_blocks),
+    Peer("vllm", "vllm", _MAMBA2, Operation.CONVENTIONAL, many_tokens, _BLOCKS, _mamba_snapshots, _mamba_blocks),
+    Peer("vllm", "vllm", _MAMBA2, Operation.UPDATE, one_token, _REPLAY, _mamba_replay, _replay_blocks),
+    Peer("vllm", "vllm", _GDN, Operation.CONVENTIONAL, one_token, _BLOCKS, _gdn_step),
+    Peer("vllm", "vllm", _GDN, Operation.CONVENTIONAL, many_tokens, _WIDE_BLOCKS, _gdn_snapshots),
 )
