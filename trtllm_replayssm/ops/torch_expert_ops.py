@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.library import custom_op
+from torch import library as torch_library
 
 from trtllm_replayssm.errors import ContractError
 from trtllm_replayssm.ops import _abi
@@ -121,7 +121,7 @@ def _register(operation: _Operation, run: Callable[..., Any], outputs: Callable[
         devices = sorted({v.device.type for v in values if isinstance(v, Tensor)})
         raise ContractError(name, "device", expected="CUDA tensors", got=", ".join(devices))
 
-    custom = custom_op(name, run, mutates_args=(), schema=operation.schema, device_types="cuda")
+    custom = torch_library.custom_op(name, run, mutates_args=(), schema=operation.schema, device_types="cuda")
     custom.register_kernel("cpu", refuse)
     custom.register_fake(outputs)
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.library import custom_op
+from torch import library as torch_library
 
 from trtllm_replayssm.errors import ContractError
 from trtllm_replayssm.ops import _abi
@@ -253,7 +253,7 @@ def _register(signature: Signature, call: Call) -> None:
         devices = sorted({v.device.type for v in values if isinstance(v, Tensor)})
         raise ContractError(f"replayssm::{signature.name}", "device", expected="CUDA tensors", got=", ".join(devices))
 
-    operation = custom_op(
+    operation = torch_library.custom_op(
         f"replayssm::{signature.name}",
         launcher(signature, call),
         mutates_args=[name.rstrip("?") for name in signature.state],
