@@ -74,6 +74,17 @@ struct PieceMaxima {
   __device__ __forceinline__ float bound(int b, int half) const { return largestOf(s[b][half]); }
 };
 
+// A piece whose eight numbers, but for their scale, are given as float16.
+__device__ __forceinline__ void unpackHalves(SlabPiece& x, uint4 piece, float scale) {
+  const uint32_t words[4] = {piece.x, piece.y, piece.z, piece.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float2 both = __half22float2(*reinterpret_cast<const __half2*>(&words[i]));
+    x[2 * i] = both.x * scale;
+    x[2 * i + 1] = both.y * scale;
+  }
+}
+
 // Which eight of its head's elements a piece is; row: of the head.
 template <bool kExchanged>
 __device__ __forceinline__ uint32_t octetOf(int row, int b, int lane) {

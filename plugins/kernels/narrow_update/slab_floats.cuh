@@ -67,16 +67,7 @@ struct SlabCodec<StateFormat::kFloat16, kExchanged> {
 #pragma unroll
     for (int b = 0; b < 4; ++b) {
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const uint4 piece = halves(at, b, half, lane);
-        const uint32_t words[4] = {piece.x, piece.y, piece.z, piece.w};
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const float2 both = __half22float2(*reinterpret_cast<const __half2*>(&words[i]));
-          s[b][half][2 * i] = both.x;
-          s[b][half][2 * i + 1] = both.y;
-        }
-      }
+      for (int half = 0; half < 2; ++half) unpackHalves(s[b][half], halves(at, b, half, lane), 1.0f);
     }
   }
 

@@ -26,14 +26,7 @@ struct SlabCodec<StateFormat::kE4m3, kExchanged> {
       const float scale = rowScale(scales, half, lane);
 #pragma unroll
       for (int b = 0; b < 4; ++b) {
-        const uint4 piece = halves(at, b, half, lane);
-        const uint32_t words[4] = {piece.x, piece.y, piece.z, piece.w};
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const float2 both = __half22float2(*reinterpret_cast<const __half2*>(&words[i]));
-          s[b][half][2 * i] = both.x * scale;
-          s[b][half][2 * i + 1] = both.y * scale;
-        }
+        unpackHalves(s[b][half], halves(at, b, half, lane), scale);
       }
     }
   }
