@@ -13,6 +13,7 @@ from trtllm_replayssm.runtime.outputs import RequestOutput, request_output
 from trtllm_replayssm.runtime.sampling.params import SamplingParams
 
 STOPS = (3, 5, 7)
+EVERY = 16  # steps
 _GREEDY: tuple[dict[str, Any], ...] = ({}, {}, {"stop_token_ids": list(STOPS)})
 _SAMPLED: tuple[dict[str, Any], ...] = (
     {"temperature": 0.7},
@@ -52,9 +53,10 @@ def prompts(count: int, vocab: int, *, seed: int) -> list[tuple[int, ...]]:
 class SteadyTraffic:
     """Admits, cancels and preempts at random; what its greedy requests got is in `served`.
 
-    How many requests are wanted at once changes every fifty steps, between a quarter and five quarters of the batch, so
-    that some wait and some steps have few rows. A request gets 1 to `longest` new tokens. One in six samples, one in a
-    thousand needs the host.
+    Every sixteenth step cancels one request or none, preempts another and fills up, so that prompts come together: a
+    prompt takes as long as some steps, however many there are. How many requests are wanted at once changes every
+    fifty steps or so, between a quarter and five quarters of the batch, so that some wait and some steps have few rows.
+    A request gets 1 to `longest` new tokens. One in six samples, one in a thousand needs the host.
     """
 
     def __init__(
@@ -79,16 +81,24 @@ class SteadyTraffic:
             step += 1
 
     def _disturb(self, step: int) -> None:
-        if step % 50 == 0:
+        if step % EVERY != 0:
+            return
+        if step % (3 * EVERY) == 0:
             self._wanted = int(self._rng.integers(self._batch // 4, self._batch * 5 // 4 + 1))
+        if self._live:
+            self._engine.preempt(self._any())
+        if self._live and self._rng.random() < 0.5:
+            self._cancel(self._any())
         while len(self._live) < self._wanted:
             self._add()
-        if self._rng.random() < 0.2:
-            number = int(self._rng.choice(list(self._live)))
-            if self._rng.random() < 0.5:
-                self._engine.preempt(number)
-            elif (output := self._engine.cancel(number)) is not None:
-                self._ended(number, output)
+
+    def _any(self) -> int:
+        return int(self._rng.choice(list(self._live)))
+
+    def _cancel(self, number: int) -> None:
+        output = self._engine.cancel(number)
+        if output is not None:
+            self._ended(number, output)
 
     def _add(self) -> None:
         prompt = self._prompts[int(self._rng.integers(len(self._prompts)))]
