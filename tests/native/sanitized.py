@@ -6,12 +6,15 @@
 The list (`sanitized_cases.txt`: tests, or functions with all their parameters) is of small shapes; results are
 compared as usual. Tools: memcheck, racecheck and synccheck over this library's kernels, initcheck over all, as it must
 see torch's writes; and `kernels`, which is no tool: which kernels the cases launch, by torch's profiler. A line a tool:
-cases, those that passed, failed or were not reached, and what it found, by kernel. Exit status 1 when it found any.
+cases, those that passed, failed or were not reached, what it found, by kernel, what it found in other libraries'
+kernels, and which library it was. Exit status 1 when it found any in ours. racecheck takes the build of --every-lane
+(see plugins/README.md) where one is given.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import re
@@ -30,14 +33,19 @@ from pathlib import Path
 from typing import Any
 
 from tests.contract.rooms import ROOT
+from tests.native import harness
+from tests.native.claimed_tests import release
 
 HERE = Path(__file__).parent
 LIST = HERE / "sanitized_cases.txt"
-KERNELS = "kernels"
+KERNELS, RACES, CLAIMED = "kernels", "racecheck", "claimed.txt"
 OURS = ("--kernel-regex", "kns=replayssm")
-TOOLS = {"memcheck": OURS, "racecheck": OURS, "synccheck": OURS, "initcheck": (), KERNELS: ()}
+TOOLS = {"memcheck": OURS, RACES: OURS, "synccheck": OURS, "initcheck": (), KERNELS: ()}
+PRINTED = ("--print-limit", "20000", "--show-backtrace", "no")  # a finding in ours may come after many in others
 _FOUND = re.compile(r"^=+ (?:Error: |Warning: )?((?:Invalid|Uninitialized|Race reported|Barrier|Program hit)[^\n]*)")
 _KERNEL = re.compile(r"replayssm::((?:\w+::)*\w+Kernel)\b")
+_OTHER = re.compile(r"^=+ +at (?:void )?((?:\w+::)*\w+)")
+_UNPRINTED = re.compile(r"(\d+) (?:errors|hazards) were not printed")
 _SUMMARY = re.compile(r"SUMMARY: (\d+) (?:errors?|hazards? displayed)")
 
 
@@ -47,6 +55,7 @@ class Part:
 
     outcomes: dict[str, str] = field(default_factory=dict)
     findings: Counter[str] = field(default_factory=Counter)
+    elsewhere: Counter[str] = field(default_factory=Counter)  # in other libraries' kernels
     kernels: set[str] = field(default_factory=set)
     ended: bool = False  # the tool printed its summary
 
@@ -54,6 +63,7 @@ class Part:
         """What another process reported."""
         self.outcomes |= other.outcomes
         self.findings += other.findings
+        self.elsewhere += other.elsewhere
         self.kernels |= other.kernels
         self.ended &= other.ended
 
@@ -85,19 +95,26 @@ def _paths(names: Sequence[str]) -> list[str]:
     return [name if name.startswith("tests/") else f"tests/native/{name}" for name in names]
 
 
-def run_part(tool: str, tests: Sequence[str], until: float, folder: Path) -> Part:
-    """One process over some tests; interrupted when the time is over. `folder` gets its log."""
+def run_part(tool: str, tests: Sequence[str], until: float, folder: Path, library: Path) -> Part:
+    """One process over those of the tests that no other takes; interrupted when the time is over. `folder` gets its
+    log, the folder above it the claims.
+    """
     results, launched, log = (folder / name for name in ("results.jsonl", "kernels.jsonl", "log.txt"))
     if until <= time.monotonic():
         return Part()
     command = [
-        sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--result-log", str(results), *tests
+        sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "tests.native.claimed_tests",
+        "--result-log", str(results), *tests,
     ]  # fmt: skip
     if tool == KERNELS:
         command[3:3] = ["-p", "tests.native.launched_kernels"]
     else:
-        command = [sanitizer(), "--tool", tool, *TOOLS[tool], "--print-limit", "40", "--error-exitcode", "9", *command]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "REPLAYSSM_LAUNCHED_KERNELS": str(launched)}
+        command = [sanitizer(), "--tool", tool, *TOOLS[tool], *PRINTED, "--error-exitcode", "9", *command]
+    environment = {
+        **os.environ, "OMP_NUM_THREADS": "1", "REPLAYSSM_LAUNCHED_KERNELS": str(launched),
+        "REPLAYSSM_CLAIMS": str(folder.parent), "REPLAYSSM_CLAIMED": str(folder / CLAIMED),
+        "REPLAYSSM_NATIVE_LIBRARY": str(library),
+    }  # fmt: skip
     with log.open("w") as out:
         process = subprocess.Popen(
             command, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT, env=environment, start_new_session=True
@@ -123,9 +140,14 @@ def read_part(results: Path, launched: Path, log: str, *, ended: bool) -> Part:
     for line in launched.read_text().splitlines() if launched.exists() else ():
         part.kernels |= set(json.loads(line)["kernels"])
     for message, after in _messages(log):
-        kernel = _KERNEL.search(f"{message} {after}")
-        kind = re.split(r" of size | at | between ", message)[0]
-        part.findings[f"{kind}: {kernel[1] if kernel else 'not in a kernel of ours'}"] += 1
+        kind = re.split(r" of size | at | between | due to ", message)[0]
+        ours, other = _KERNEL.search(f"{message} {after}"), _OTHER.search(after)
+        if ours is None and other is not None:
+            part.elsewhere[f"{kind}: {other[1]}"] += 1
+        else:
+            part.findings[f"{kind}: {ours[1] if ours else 'not in a kernel'}"] += 1
+    for more in _UNPRINTED.finditer(log):
+        part.findings["not printed"] += int(more[1])
     return part
 
 
@@ -137,22 +159,27 @@ def _messages(log: str) -> Iterator[tuple[str, str]]:
             yield found[1], lines[number + 1] if number + 1 < len(lines) else ""
 
 
-def run_tool(tool: str, tests: Sequence[str], workers: int, until: float, logs: Path) -> Part:
-    """All of them under one tool, in `workers` processes at a time, each with every n-th test.
+def run_tool(tool: str, tests: Sequence[str], workers: int, until: float, logs: Path, library: Path) -> Part:
+    """All of them under one tool, in `workers` processes at a time that share the tests.
 
-    A process ends at its first failure, which may have lost it the device; another goes on behind that test, or behind
-    the one that ended it without a word, which counts as not reached.
+    A process ends at its first failure, which may have lost it the device; another goes on. A test that ended one
+    without a word counts as not reached; one that it had only taken is given back.
     """
+    claims = logs / tool
+    shutil.rmtree(claims, ignore_errors=True)
 
     def one(share: int) -> Part:
-        left, mine = tests[share::workers], Part(ended=True)
+        mine = Part(ended=True)
         for attempt in count():
-            folder = logs / f"{tool}.{share}.{attempt}"
-            folder.mkdir(parents=True, exist_ok=True)
-            part = run_part(tool, left, until, folder)
+            folder = claims / f"{share}.{attempt}"
+            folder.mkdir(parents=True)
+            part = run_part(tool, tests, until, folder, library)
             mine.add(part)
-            left = [test for test in left if test not in part.outcomes] if part.outcomes else left[1:]
-            if not left or until <= time.monotonic():
+            names = folder / CLAIMED
+            claimed = names.read_text(encoding="utf-8").splitlines() if names.exists() else []
+            idle = [test for test in claimed if test not in part.outcomes]
+            release(claims, idle if "failed" in part.outcomes.values() else idle[1:])
+            if not claimed or until <= time.monotonic():
                 return mine
         raise AssertionError("count() does not end")
 
@@ -163,7 +190,7 @@ def run_tool(tool: str, tests: Sequence[str], workers: int, until: float, logs: 
     return whole
 
 
-def row_of(tool: str, tests: Sequence[str], whole: Part, machine: dict[str, str]) -> dict[str, Any]:
+def row_of(tool: str, tests: Sequence[str], whole: Part, machine: dict[str, Any]) -> dict[str, Any]:
     """A line of the result file."""
     passed = [t for t, outcome in whole.outcomes.items() if outcome == "passed"]
     row = {
@@ -171,9 +198,14 @@ def row_of(tool: str, tests: Sequence[str], whole: Part, machine: dict[str, str]
         "skipped": sum(outcome == "skipped" for outcome in whole.outcomes.values()),
         "failed": sorted(t for t, outcome in whole.outcomes.items() if outcome == "failed"),
         "not_reached": sorted(set(tests) - set(whole.outcomes)), "ended": whole.ended,
-        "findings": dict(sorted(whole.findings.items())), **machine,
+        "findings": dict(sorted(whole.findings.items())), "elsewhere": dict(sorted(whole.elsewhere.items())), **machine,
     }  # fmt: skip
     return row | ({"kernels": len(whole.kernels), "names": sorted(whole.kernels)} if tool == KERNELS else {})
+
+
+def digest(library: Path) -> str:
+    """Says which build it was."""
+    return hashlib.sha256(library.read_bytes()).hexdigest()[:16]
 
 
 def left_over(results: Path, tool: str, tests: Sequence[str]) -> list[str]:
@@ -195,14 +227,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--logs", type=Path, help="folder that keeps the logs (default: none)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="add the lines to this file")
     parser.add_argument("--rest", type=Path, metavar="FILE", help="only what a tool's last line there did not reach")
+    parser.add_argument("--every-lane", type=Path, metavar="LIBRARY", help="for racecheck: a library built for it")
     options = parser.parse_args(arguments)
     tests, clean = collected(cases([name for name in options.only.split(",") if name])), True
     with tempfile.TemporaryDirectory() as scratch:
         for tool in options.tools.split(","):
             chosen = tests if options.rest is None else left_over(options.rest, tool, tests)
             until = time.monotonic() + options.limit
-            whole = run_tool(tool, chosen, options.workers, until, options.logs or Path(scratch))
-            row = row_of(tool, chosen, whole, describe())
+            library = options.every_lane if tool == RACES and options.every_lane else harness.LIBRARY
+            whole = run_tool(tool, chosen, options.workers, until, options.logs or Path(scratch), library)
+            of = {"library": digest(library), "every_lane_arrives": library == options.every_lane}
+            row = row_of(tool, chosen, whole, of | describe())
             clean &= not row["findings"] and not row["failed"] and not row["not_reached"] and row["ended"]
             print(json.dumps({**row, "names": None, "not_reached": len(row["not_reached"])}), flush=True)
             if options.json is not None:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
+from tests.contract.rooms import ROOT
 from tests.native import sanitized
-from tests.native.sanitized import KERNELS, Part, cases, collected, left_over, read_part, row_of
+from tests.native.claimed_tests import claim, release
+from tests.native.sanitized import CLAIMED, KERNELS, Part, cases, collected, left_over, read_part, row_of
 
 RACE = """========= COMPUTE-SANITIZER
 ========= Error: Race reported between Read access at void replayssm::weighed::streamedUpdateKernel<T<(int)1>>(P)+0x59d0
@@ -24,7 +29,10 @@ MEMORY = """========= COMPUTE-SANITIZER
 =========     by thread (0,0,0) in block (1,0,0)
 ========= Uninitialized __global__ memory read of size 2 bytes
 =========     at void at::native::elementwise_kernel<4>(int)+0x50
-========= ERROR SUMMARY: 2 errors
+========= Program hit cudaErrorMemoryAllocation (error 2) due to "out of memory" on CUDA API call to cudaMalloc.
+=========     Saved host backtrace up to driver entry point at error
+========= ERROR SUMMARY: 20 errors
+========= ERROR SUMMARY: 17 errors were not printed. Use --print-limit option to adjust the number of printed errors
 """
 
 
@@ -47,9 +55,10 @@ def test_findings_are_counted_by_kernel(tmp_path: Path) -> None:
         "Race reported: weighed::streamedUpdateKernel": 1, "Race reported: directUpdateKernel": 1
     }  # fmt: skip
     assert memory.ended and memory.findings == {
-        "Invalid __global__ read: attentionKernel": 1,
-        "Uninitialized __global__ memory read: not in a kernel of ours": 1,
+        "Invalid __global__ read: attentionKernel": 1, "not printed": 17,
+        "Program hit cudaErrorMemoryAllocation (error 2): not in a kernel": 1,
     }  # fmt: skip
+    assert memory.elsewhere == {"Uninitialized __global__ memory read: at::native::elementwise_kernel": 1}
     assert not parsed(tmp_path, RACE.rsplit("\n", 2)[0]).ended and not parsed(tmp_path, "killed").ended
 
 
@@ -66,26 +75,47 @@ def test_a_line_says_what_did_not_pass(tmp_path: Path) -> None:
     assert row["kernels"] == 2 and row["names"] == ["x", "y"] and row["findings"] == {} and row["ended"]
 
 
-def test_another_process_goes_on_behind_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One share of six tests: the second fails, the fourth takes its process along."""
+def test_processes_share_the_tests_and_another_goes_on_behind_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second of six tests fails, the fourth takes its process along, and with it the claim of the fifth."""
     started: list[list[str]] = []
 
-    def part_of(tool: str, tests: list[str], until: float, folder: Path) -> Part:
-        started.append(list(tests))
-        outcomes: dict[str, str] = {}
-        for test in tests:
-            if test == "dies":
-                break
-            outcomes[test] = "failed" if test == "fails" else "passed"
-            if test == "fails":
-                break
-        return Part(outcomes=outcomes, ended=True)
+    def part_of(tool: str, tests: list[str], until: float, folder: Path, library: Path) -> Part:
+        claimed = [test for test in tests if claim(folder.parent, test)]
+        end = next((i for i, test in enumerate(claimed) if test in ("fails", "dies")), len(claimed))
+        release(folder.parent, claimed[end + 2 :])
+        claimed = claimed[: end + 2]
+        (folder / CLAIMED).write_text("".join(f"{test}\n" for test in claimed))
+        started.append(claimed)
+        ran = claimed[: end + 1] if "fails" in claimed else claimed[:end]
+        return Part(outcomes={t: "failed" if t == "fails" else "passed" for t in ran}, ended=True)
 
     monkeypatch.setattr(sanitized, "run_part", part_of)
     tests = ["a", "fails", "b", "dies", "c", "d"]
-    whole = sanitized.run_tool("memcheck", tests, 1, time.monotonic() + 60, tmp_path)
-    assert whole.outcomes == {"a": "passed", "fails": "failed", "b": "passed", "c": "passed", "d": "passed"}
-    assert [first[0] for first in started] == ["a", "b", "dies", "c"]
-    started.clear()
-    assert sanitized.run_tool("memcheck", tests, 2, time.monotonic() - 1, tmp_path).outcomes.keys() <= {*tests}
-    assert len(started) == 2
+    for workers in (1, 2):
+        whole = sanitized.run_tool("memcheck", tests, workers, time.monotonic() + 60, tmp_path, Path("library"))
+        assert whole.outcomes == {"a": "passed", "fails": "failed", "b": "passed", "c": "passed", "d": "passed"}
+        assert sorted(started, key=len)[0] == [] and ["a", "fails", "b"] in started and ["b", "dies", "c"] in started
+        started.clear()
+    late = sanitized.run_tool("memcheck", tests, 1, time.monotonic() - 1, tmp_path, Path("library"))
+    assert late.outcomes.keys() == {"a", "fails"}, "no second process when the time is over"
+
+
+def test_the_plugin_runs_each_test_in_one_process(tmp_path: Path) -> None:
+    (tmp_path / "test_few.py").write_text("def test_a(): pass\ndef test_b(): assert False\ndef test_c(): pass\n")
+    claim(tmp_path, "test_few.py::test_a")
+    environment = {
+        **os.environ, "PYTHONPATH": str(ROOT), "REPLAYSSM_CLAIMS": str(tmp_path),
+        "REPLAYSSM_CLAIMED": str(tmp_path / CLAIMED),
+    }  # fmt: skip
+    command = [
+        sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "tests.native.claimed_tests",
+        "--rootdir", ".", "test_few.py",
+    ]  # fmt: skip
+    first = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert first.returncode == 1 and "1 failed" in first.stdout and "passed" not in first.stdout, first.stdout
+    assert (tmp_path / CLAIMED).read_text().split() == ["test_few.py::test_b", "test_few.py::test_c"]
+    release(tmp_path, ["test_few.py::test_c"])
+    second = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert second.returncode == 0 and "1 passed" in second.stdout, second.stdout
