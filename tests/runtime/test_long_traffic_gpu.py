@@ -61,7 +61,7 @@ def test_ten_thousand_steps_give_the_cpu_s_text_touch_no_other_slot_and_need_no_
         if step % 250 == 0:
             assert session.pools.slot_hash(slot) == held
 
-    traffic = SteadyTraffic(engine, prompts(24, 4000, seed=7), ROWS, longest=LONGEST, seed=11)
+    traffic = SteadyTraffic(engine, prompts(16, 4000, seed=7), ROWS, longest=LONGEST, seed=11)
     traffic.run(STEPS, after)
     assert session.pools.slot_hash(slot) == held
     assert used[0][1] == used[1][1] and session.graphs.count == recorded > 0

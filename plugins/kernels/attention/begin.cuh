@@ -11,12 +11,12 @@ template <class Traits, class Work>
 __device__ __forceinline__ void beginBlock(const AttentionParams& p, const AttentionShared<Traits>& shared, int items,
                                            Work work) {
   if (threadIdx.x < 32) {
-    shared.keys().init(Traits::kReaders);
-    shared.values().init(Traits::kReaders);
+    shared.keys().init(Traits::kReaders * kWarpArrivals);
+    shared.values().init(Traits::kReaders * kWarpArrivals);
   }
   if (threadIdx.x == 0) {
     barrierInit(shared.queryFull(), 33);
-    barrierInit(shared.queryEmpty(), Traits::kConsumers);
+    barrierInit(shared.queryEmpty(), Traits::kConsumers * kWarpArrivals);
   }
   __syncthreads();
   releaseDependents();

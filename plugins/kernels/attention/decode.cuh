@@ -43,7 +43,7 @@ __device__ __forceinline__ void consume(const AttentionParams& p, const Attentio
     tiles.clear();
     const uint32_t count = static_cast<uint32_t>(item.end - begin + kTileKeys - 1) / kTileKeys;
     __syncwarp();
-    if (thread % 32 == 0) barrierArrive(shared.queryEmpty());
+    if (kEveryLaneArrives || thread % 32 == 0) barrierArrive(shared.queryEmpty());
     for (uint32_t tile = static_cast<uint32_t>(keyWarp); tile < count; tile += Traits::kKeyWarps) {
       const int position = begin + static_cast<int>(tile) * kTileKeys;
       float s[Traits::kTiles][4];

@@ -8,7 +8,7 @@
 
 #include <cstdint>
 
-#include "kernels/common/mbarrier.cuh"
+#include "kernels/common/warp_arrival.cuh"
 
 namespace replayssm {
 
@@ -48,7 +48,7 @@ struct TileRing {
   // All lanes of a warp have read tile number s.
   __device__ __forceinline__ void release(uint32_t s) const {
     __syncwarp();
-    if (threadIdx.x % 32 == 0) barrierArrive(empty(s % kSlots));
+    if (kEveryLaneArrives || threadIdx.x % 32 == 0) barrierArrive(empty(s % kSlots));
   }
 };
 

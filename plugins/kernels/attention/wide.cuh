@@ -220,7 +220,7 @@ __device__ __forceinline__ void consumeWide(const AttentionParams& p, const Atte
       values.release(next++);
     }
     __syncwarp();
-    if (lane == 0) barrierArrive(shared.queryEmpty());
+    if (kEveryLaneArrives || lane == 0) barrierArrive(shared.queryEmpty());
     if (!some) continue;
     sums.finish();
 #pragma unroll

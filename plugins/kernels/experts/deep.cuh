@@ -167,7 +167,7 @@ __device__ __forceinline__ void storeRound(const GroupedParams& p, const DeepRou
 // This warp's share of a stage goes back to the ring.
 __device__ __forceinline__ void release(DeepState& state, Cursor& cursor, int stages) {
   __syncwarp();
-  if (threadIdx.x % 32 == 0) barrierArrive(sharedAddress(&state.empty[cursor.stage]));
+  if (kEveryLaneArrives || threadIdx.x % 32 == 0) barrierArrive(sharedAddress(&state.empty[cursor.stage]));
   cursor.advance(stages);
 }
 
@@ -175,7 +175,7 @@ __device__ __forceinline__ void release(DeepState& state, Cursor& cursor, int st
 __device__ __forceinline__ void releaseBefore(DeepState& state, const Cursor& cursor, int stages) {
   const int before = cursor.stage > 0 ? cursor.stage - 1 : stages - 1;
   __syncwarp();
-  if (threadIdx.x % 32 == 0) barrierArrive(sharedAddress(&state.empty[before]));
+  if (kEveryLaneArrives || threadIdx.x % 32 == 0) barrierArrive(sharedAddress(&state.empty[before]));
 }
 
 // One stage, by itself.
@@ -281,7 +281,7 @@ __global__ void __launch_bounds__(T::kThreads, 1) deepKernel(const __grid_consta
   __shared__ DeepState state;
   if (threadIdx.x < kMostStages) {
     barrierInit(sharedAddress(&state.full[threadIdx.x]), 2);  // weights, tokens
-    barrierInit(sharedAddress(&state.empty[threadIdx.x]), T::kWarps);
+    barrierInit(sharedAddress(&state.empty[threadIdx.x]), T::kWarps * kWarpArrivals);
     barrierInitFence();
   }
   releaseDependents();

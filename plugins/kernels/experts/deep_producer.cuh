@@ -1,7 +1,7 @@
 // The warps that fill the ring of a product of many tokens: weights and tokens of a step by bulk copies.
 #pragma once
 
-#include "kernels/common/mbarrier.cuh"
+#include "kernels/common/warp_arrival.cuh"
 #include "producer.cuh"
 #include "warpgroup.cuh"
 

@@ -108,7 +108,7 @@ __device__ __forceinline__ void runRound(const GroupedParams& p, BlockState& sta
       consume<T, T::kWarpTiles / 2>(sum, stage);
     }
     __syncwarp();
-    if (threadIdx.x % 32 == 0) barrierArrive(sharedAddress(&state.empty[cursor.stage]));
+    if (kEveryLaneArrives || threadIdx.x % 32 == 0) barrierArrive(sharedAddress(&state.empty[cursor.stage]));
     cursor.advance(p.stages);
   }
 #pragma unroll
@@ -146,7 +146,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocks) groupedKernel(const _
   __shared__ BlockState state;
   if (threadIdx.x < kMostStages) {
     barrierInit(sharedAddress(&state.full[threadIdx.x]), T::kFullArrivals);
-    barrierInit(sharedAddress(&state.empty[threadIdx.x]), T::kWarps);
+    barrierInit(sharedAddress(&state.empty[threadIdx.x]), T::kWarps * kWarpArrivals);
     barrierInitFence();
   }
   // HAZARD: the first product waits before it releases its dependents, so that the plan, two launches back, is there

@@ -3,7 +3,7 @@
 // back; the ring runs on over rounds, passes and experts.
 #pragma once
 
-#include "kernels/common/mbarrier.cuh"
+#include "kernels/common/warp_arrival.cuh"
 #include "traits.cuh"
 #include "walk.cuh"
 

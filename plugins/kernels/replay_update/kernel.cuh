@@ -4,6 +4,7 @@
 
 #include <type_traits>
 
+#include "kernels/common/warp_arrival.cuh"
 #include "mamba2.cuh"
 #include "producer.cuh"
 #include "single.cuh"
@@ -65,7 +66,7 @@ struct ItemLoop {
         takeItem(consumer, item, stage, keys);
       }
       __syncwarp();
-      if (lane == 0) {
+      if (kEveryLaneArrives || lane == 0) {
         barrierArrive(barriers.empty(at.index));
         const HeaderFlags last = consumer.keysDone(item) ? kFirst : kLast;  // item of the chunk that needs keys
         if (item.has(last) && !item.has(kZero)) barrierArrive(barriers.keysEmpty(buffer));
@@ -81,11 +82,11 @@ template <class Traits>
 __device__ void initBarriers(const Barriers& barriers, int i) {
   if (i < kMaxStages) {
     barrierInit(barriers.full(i), 32);  // the producer's lanes
-    barrierInit(barriers.empty(i), Traits::kWarps);
+    barrierInit(barriers.empty(i), Traits::kWarps * kWarpArrivals);
   }
   if (i < kMaxKeyBuffers) {
     barrierInit(barriers.keysFull(i), 32);
-    barrierInit(barriers.keysEmpty(i), Traits::kWarps);
+    barrierInit(barriers.keysEmpty(i), Traits::kWarps * kWarpArrivals);
   }
   barrierInitFence();
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "gdn.cuh"
+#include "kernels/common/warp_arrival.cuh"
 #include "producer.cuh"
 #include "recorder.cuh"
 
@@ -64,11 +65,11 @@ struct ItemLoop {
       }
       --turn;
       __syncwarp();
-      if (lane == 0) barrierArrive(barriers.empty(at.index));
+      if (kEveryLaneArrives || lane == 0) barrierArrive(barriers.empty(at.index));
       at.advance(layout.stages);
       if (flags & kHeadDone) slotAt.advance(layout.slots);
       if ((flags & (kLast | kZero)) == kLast) {
-        if (lane == 0) barrierArrive(barriers.keysEmpty(keysAt.index));
+        if (kEveryLaneArrives || lane == 0) barrierArrive(barriers.keysEmpty(keysAt.index));
         keysAt.advance(layout.keyBuffers);
       }
     }
@@ -81,17 +82,17 @@ template <class Traits>
 __device__ void initBarriers(const Barriers& barriers, int i) {
   if (i < kMaxStages) {
     barrierInit(barriers.full(i), 1);
-    barrierInit(barriers.empty(i), Traits::kSets * Traits::kWarps);
+    barrierInit(barriers.empty(i), Traits::kSets * Traits::kWarps * kWarpArrivals);
   }
   if (i < kMaxKeyBuffers) {
     barrierInit(barriers.keysFull(i), 32);  // a recorder's lanes
-    barrierInit(barriers.multiplied(i), 1);
-    barrierInit(barriers.keysEmpty(i), Traits::kSets * Traits::kWarps + Traits::kRecorders);
+    barrierInit(barriers.multiplied(i), kWarpArrivals);
+    barrierInit(barriers.keysEmpty(i), (Traits::kSets * Traits::kWarps + Traits::kRecorders) * kWarpArrivals);
   }
   if (i < Barriers::kSlots) {
     barrierInit(barriers.announced(i), 1);
     barrierInit(barriers.landed(i), 32);
-    barrierInit(barriers.weighed(i), Traits::kRecorders);
+    barrierInit(barriers.weighed(i), Traits::kRecorders * kWarpArrivals);
   }
   barrierInitFence();
 }

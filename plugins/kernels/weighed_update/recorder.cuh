@@ -4,6 +4,7 @@
 #pragma once
 
 #include "gdn_weights.cuh"
+#include "kernels/common/warp_arrival.cuh"
 #include "producer.cuh"
 
 namespace replayssm::weighed {
@@ -58,7 +59,7 @@ struct Recorder {
     char* const keys = shared + layout.keyPlace(keysAt.index);
     barrierWait(barriers.keysFull(keysAt.index), keysAt.parity);
     weigher.multiply(head, keys);
-    if (lane == 0) barrierArrive(barriers.multiplied(keysAt.index));
+    if (kEveryLaneArrives || lane == 0) barrierArrive(barriers.multiplied(keysAt.index));
     if (head.has(kAppendKeys)) weigher.appendKeys(head, keys);
   }
 
@@ -86,10 +87,10 @@ struct Recorder {
       if (head.has(kFirst) && !zero) barrierWait(barriers.multiplied(keysAt.index), keysAt.parity);
       if (own && !zero) weigh(weigher, head);
       __syncwarp();
-      if (lane == 0) barrierArrive(barriers.weighed(slotAt.index));
+      if (kEveryLaneArrives || lane == 0) barrierArrive(barriers.weighed(slotAt.index));
       slotAt.advance(layout.slots);
       if (head.has(kLast) && !zero) {
-        if (lane == 0) barrierArrive(barriers.keysEmpty(keysAt.index));
+        if (kEveryLaneArrives || lane == 0) barrierArrive(barriers.keysEmpty(keysAt.index));
         keysAt.advance(layout.keyBuffers);
       }
     }
