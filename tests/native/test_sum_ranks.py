@@ -140,6 +140,21 @@ def test_a_sum_needs_no_residual_and_no_norm(ranks: Ranks) -> None:
     assert ranks.marked()
 
 
+@pytest.mark.parametrize("act", ["bfloat16", "float16"])
+def test_words_that_have_come_are_taken_without_waiting(act: str) -> None:
+    """One rank after another, nothing side by side, as a tool that serialises kernels needs it."""
+    ranks = Ranks(3, act, channels=264)
+    addends, residual = ranks.addends(5), ranks.draw(5, 264)
+    weight, total = ranks.draw(264).float(), torch.empty_like(residual)
+    ranks.gave_up.fill_(1)
+    for rank in (1, 2):
+        assert ranks.inboxes[rank].add_up(addends[rank]).isnan().all()
+    ranks.gave_up.fill_(0)
+    out = ranks.inboxes[0].add_rms_norm(addends[0], residual, total, weight, EPS, unit_offset=True)
+    ranks.check([(total, out)], addends, residual, weight)
+    assert ranks.gave_up.item() == 0 and (ranks.memory[0].view(torch.int16) == -0x8000).all()
+
+
 def test_replays_give_what_single_calls_give() -> None:
     """Three sums, each after the other, in a graph of every rank."""
     ranks, rows = Ranks(2, "bfloat16"), 64
