@@ -34,7 +34,7 @@ from typing import Any
 
 from tests.contract.rooms import ROOT
 from tests.native import harness
-from tests.native.claimed_tests import release
+from tests.native.claimed_tests import claim_of, release
 
 HERE = Path(__file__).parent
 LIST = HERE / "sanitized_cases.txt"
@@ -171,6 +171,8 @@ def run_tool(tool: str, tests: Sequence[str], workers: int, until: float, logs: 
     def one(share: int) -> Part:
         mine = Part(ended=True)
         for attempt in count():
+            if attempt > 0 and all(claim_of(claims, test).exists() for test in tests):
+                return mine
             folder = claims / f"{share}.{attempt}"
             folder.mkdir(parents=True)
             part = run_part(tool, tests, until, folder, library)

@@ -78,8 +78,9 @@ class Ranks:
             inbox.turn.copy_(turn)
 
     def together(self, work: Any) -> list[Any]:
-        """work(rank) on every rank's stream -> the results, there for all."""
-        self.rehearse(work)
+        """work(rank) on every rank's stream -> the results, there for all. Nothing but kernels that were rehearsed: a
+        copy on one of many streams may wait for the kernels on another.
+        """
         torch.cuda.synchronize()
         results = []
         for rank, stream in enumerate(self.streams):
@@ -115,25 +116,34 @@ def test_sums_are_rounded_once_and_normalised_and_equal_on_all_ranks(ranks: Rank
     """Row counts come and go, so that rows are at different turns; in place, strided and late ones among the calls."""
     for number, rows in enumerate((1, 7, 1, 2, 96, 3, 64, 1, 33, 5, 96, 2)):
         addends, residual, weight = ranks.addends(rows), ranks.draw(rows, ranks.channels), ranks.draw(ranks.channels)
-        weight = weight.float()
+        weight, own = weight.float(), addends
+        if number % 3 == 2:
+            own = [torch.cat([part, part], dim=-1)[:, : ranks.channels] for part in addends]
+        before = [residual.clone() for _ in addends]
+        totals = before if number % 3 == 1 else [torch.empty_like(residual) for _ in addends]
 
         def work(rank: int) -> tuple[Any, Any]:
-            own, before = addends[rank].clone(), residual.clone()  # noqa: B023
-            if number % 3 == 2:  # noqa: B023
-                own = torch.cat([own, own], dim=-1)[:, : ranks.channels]
             if (number + rank) % 4 == 0:  # noqa: B023
                 torch.cuda._sleep(LATE)
-            total = before if number % 3 == 1 else torch.full_like(before, float("nan"))  # noqa: B023
-            out = ranks.inboxes[rank].add_rms_norm(own, before, total, weight, EPS, unit_offset=True)  # noqa: B023
-            return total, out
+            sources = own[rank], before[rank], totals[rank]  # noqa: B023
+            return totals[rank], ranks.inboxes[rank].add_rms_norm(*sources, weight, EPS, unit_offset=True)  # noqa: B023
 
+        ranks.rehearse(work)
+        for source, total in zip(before, totals, strict=True):  # perhaps the same
+            total.fill_(float("nan"))
+            source.copy_(residual)
         ranks.check(ranks.together(work), addends, residual, weight)
     assert ranks.marked()
 
 
 def test_a_sum_needs_no_residual_and_no_norm(ranks: Ranks) -> None:
     addends = ranks.addends(33)
-    totals = ranks.together(lambda rank: ranks.inboxes[rank].add_up(addends[rank]))
+
+    def work(rank: int) -> Any:
+        return ranks.inboxes[rank].add_up(addends[rank])
+
+    ranks.rehearse(work)
+    totals = ranks.together(work)
     wanted, half = sum(x.double() for x in addends), torch.finfo(ranks.act).eps / 2
     assert ((totals[0].double() - wanted).abs() <= wanted.abs() * half * EXACT + 1e-5).all()
     assert all(torch.equal(total.view(torch.int16), totals[0].view(torch.int16)) for total in totals)
@@ -184,6 +194,8 @@ def test_replays_give_what_single_calls_give() -> None:
                 torch.cuda._sleep(LATE)
             graphs[rank].replay()
 
+        if number == 0:
+            ranks.rehearse(replay)
         ranks.together(replay)
         kept = [t.clone() for t in (*totals[0], last[0])]
         assert all(torch.equal(a, b) for a, b in zip((*totals[1], last[1]), kept, strict=True))
