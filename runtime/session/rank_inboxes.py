@@ -11,18 +11,18 @@ from torch import Tensor, distributed
 from trtllm_replayssm.ops.native_ranks import MARK, Inboxes
 from trtllm_replayssm.weights.tensor_parallel import TensorParallel
 
-PATIENCE = 3600.0  # seconds: for a rank that nobody watches; the first one's watch gives up much earlier
 MOST_BYTES = 64 << 20  # of a rank's inbox; sums of more rows go through the process group
 _LOG = logging.getLogger(__name__)
 
 
 def open_inboxes(
-    parallel: TensorParallel, rows: int, channels: int, dtype: torch.dtype, device: torch.device, gave_up: Tensor
-) -> Inboxes | None:
+    parallel: TensorParallel, rows: int, channels: int, dtype: torch.dtype, device: torch.device, gave_up: Tensor,
+    patience: float,
+) -> Inboxes | None:  # fmt: skip
     """Collective, over NCCL: for sums of up to `rows` rows, fewer where their inboxes would be larger than MOST_BYTES.
 
-    gave_up: see `Inboxes`. None on every rank, with a warning that says why, where one of them cannot map another's
-    memory.
+    gave_up, patience: see `Inboxes`. None on every rank, with a warning that says why, where one of them cannot map
+    another's memory.
     """
     from torch.distributed import _symmetric_memory  # long to import, and only here
 
@@ -39,7 +39,7 @@ def open_inboxes(
     turn = torch.zeros(rows, dtype=torch.int32, device=device)
     addresses = tuple(int(pointer) for pointer in mapping.buffer_ptrs)
     _any(False, device)  # nobody pushes before every inbox is filled
-    return Inboxes(parallel.rank, own, addresses, turn, gave_up, PATIENCE, mapping)
+    return Inboxes(parallel.rank, own, addresses, turn, gave_up, patience, mapping)
 
 
 def _world() -> distributed.ProcessGroup:

@@ -35,7 +35,7 @@ _MARKS = "marks"
 
 @dataclass(frozen=True)
 class Meeting:
-    """How ranks find each other. folder: of this machine; timeout: what a collective waits by itself."""
+    """How ranks find each other. folder: of this machine; timeout: what a collective waits by itself, and a sum."""
 
     folder: Path
     backend: str
@@ -47,6 +47,10 @@ class Meeting:
             self.backend, init_method=f"file://{self.folder / 'store'}", rank=parallel.rank,
             world_size=parallel.size, timeout=self.timeout,
         )  # fmt: skip
+
+    def ranks(self, parallel: TensorParallel) -> ProcessRanks:
+        """A rank's view of all, for after it has joined them."""
+        return ProcessRanks(parallel, self.timeout.total_seconds())
 
 
 @dataclass(frozen=True)
@@ -124,9 +128,8 @@ def start_ranks(
         )  # fmt: skip
     context = multiprocessing.get_context("spawn")
     folder = Path(tempfile.mkdtemp(prefix="replayssm-ranks-"))
-    own = ProcessRanks(TensorParallel(size, 0))
-    processes = RankProcesses(folder, RankMarks(folder / _MARKS, size, 0), own)
     place = Meeting(folder, backend, timedelta(seconds=START_SECONDS + limit))
+    processes = RankProcesses(folder, RankMarks(folder / _MARKS, size, 0), place.ranks(TensorParallel(size, 0)))
     try:
         for rank in range(1, size):
             ours, theirs = context.Pipe()
@@ -201,7 +204,7 @@ def _run(parallel: TensorParallel, place: Meeting, make: MakeSession, connection
     marks = RankMarks(place.folder / _MARKS, parallel.size, parallel.rank)
     connection.send((None, None))
     marks.add()  # as the first rank does where its watch begins
-    ranks = ProcessRanks(parallel)
+    ranks = place.ranks(parallel)
     try:
         place.join(parallel)
         session = make(MarkedRanks(ranks, marks))

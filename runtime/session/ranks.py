@@ -15,6 +15,8 @@ from trtllm_replayssm.runtime.session.rank_inboxes import open_inboxes
 from trtllm_replayssm.shapes import ModelGeometry
 from trtllm_replayssm.weights.tensor_parallel import TensorParallel, partial_results
 
+UNWATCHED_PATIENCE = 3600.0  # seconds that a rank which nobody watches waits for another one in the sums' kernel
+
 
 class Ranks(Protocol):
     """Collectives of the ranks that share a model; each rank calls them in the same order."""
@@ -75,9 +77,11 @@ class ProcessRanks:
     Raises what torch.distributed raises when a rank is gone.
     """
 
-    def __init__(self, parallel: TensorParallel) -> None:
-        """Its collectives come after `torch.distributed.init_process_group`."""
-        self.parallel = parallel
+    def __init__(self, parallel: TensorParallel, patience: float = UNWATCHED_PATIENCE) -> None:
+        """Its collectives come after `torch.distributed.init_process_group`. patience: seconds that a sum by the kernel
+        waits for another rank by itself.
+        """
+        self.parallel, self.patience = parallel, patience
         self._gave_up: Tensor | None = None  # shared by all inboxes
 
     def add_up(self, x: Tensor) -> Tensor:
@@ -99,7 +103,7 @@ class ProcessRanks:
             return None
         if self._gave_up is None:
             self._gave_up = torch.zeros(1, dtype=torch.int32, pin_memory=True)
-        return open_inboxes(self.parallel, rows, channels, dtype, device, self._gave_up)
+        return open_inboxes(self.parallel, rows, channels, dtype, device, self._gave_up, self.patience)
 
     def give_up(self) -> None:
         """Wait for no other rank any more, from any thread: sums over ranks that are under way become NaN."""

@@ -13,6 +13,7 @@ import torch
 
 from tests.runtime.fake_session import STATE_BYTES, FakeSession, hash_model
 from trtllm_replayssm.errors import CapacityError, ContractError, DeviceError, InvariantError
+from trtllm_replayssm.runtime.session import ranks as rank_sums
 from trtllm_replayssm.runtime.session.base import PrefillChunk, RawArray
 from trtllm_replayssm.runtime.session.rank_process import serve
 from trtllm_replayssm.runtime.session.ranks import ProcessRanks
@@ -108,6 +109,16 @@ def given_up() -> ProcessRanks:
     own.require_sums()
     own._gave_up = torch.ones(1, dtype=torch.int32)
     return own
+
+
+def test_a_sum_waits_as_long_as_its_rank_was_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[float] = []
+    monkeypatch.setattr(rank_sums, "open_inboxes", lambda *given: heard.append(given[-1]))
+    monkeypatch.setattr(rank_sums.distributed, "get_backend", lambda: "nccl")
+    own = ProcessRanks(TensorParallel(2, 0), 77.0)
+    own._gave_up = torch.zeros(1, dtype=torch.int32)
+    own.inboxes(4, 8, torch.bfloat16, torch.device("cuda"))
+    assert heard == [77.0]
 
 
 def test_a_sum_that_was_given_up_is_an_error_of_the_call_on_either_side() -> None:

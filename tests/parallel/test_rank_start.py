@@ -17,8 +17,9 @@ from tests.parallel.rank_failures import assert_named_and_ended
 from tests.runtime.fake_session import FakeSession, hash_model
 from trtllm_replayssm.errors import ConfigError
 from trtllm_replayssm.runtime.session.base import Session
+from trtllm_replayssm.runtime.session.rank_marks import MarkedRanks
 from trtllm_replayssm.runtime.session.rank_process import START_SECONDS, start_ranks
-from trtllm_replayssm.runtime.session.ranks import Ranks
+from trtllm_replayssm.runtime.session.ranks import ProcessRanks, Ranks
 from trtllm_replayssm.runtime.session.shared_session import SharedSession
 
 pytestmark = pytest.mark.timeout(240)
@@ -26,9 +27,12 @@ LOADING = 120.0  # seconds that a rank spends on its weights: far longer than a 
 
 
 def make(ranks: Ranks, *, fails: int | None = None, exits: int | None = None, loads: int | None = None,
-         collects: int | None = None) -> Session:  # fmt: skip
-    """A session of one rank; each argument names the rank that does so."""
+         collects: int | None = None, patient: float = 0.0) -> Session:  # fmt: skip
+    """A session of one rank; each argument names the rank that does so. patient: longer than that a sum must wait."""
     rank = ranks.parallel.rank
+    assert isinstance(ranks, MarkedRanks) and isinstance(ranks._ranks, ProcessRanks)
+    if ranks._ranks.patience <= patient:
+        raise ConfigError("make", "patience", expected=f"more than {patient}", got=ranks._ranks.patience)
     if rank == fails:
         raise ConfigError("make", "weights", expected="what it needs", got="the cause")
     if rank == exits:
@@ -116,3 +120,11 @@ def test_a_rank_that_the_others_wait_for_is_named_and_the_process_starts_ranks_a
         for process in processes.processes:
             process.join(60)
     assert not distributed.is_initialized() and not list(folder.glob("replayssm-ranks-*"))
+
+
+@pytest.mark.parametrize("limit", [5.0, 7 * 24 * 3600.0])
+def test_a_sum_waits_longer_than_the_watch_does_on_every_rank(limit: float) -> None:
+    """However long that is: else the kernel would give a rank up that the watch still allows to stand."""
+    _, processes = start_ranks(2, partial(make, patient=limit), backend="gloo", limit=limit)
+    assert processes.own.patience > limit
+    processes.kill()
