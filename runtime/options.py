@@ -143,7 +143,8 @@ def resolve_replay(replay: ReplayConfig | None, cache: KvCacheConfig, draft_len:
         )  # fmt: skip
     reads = "" if replay.read is None else f", read in {replay.read.value}"
     own = replay.recurrence.value == state_dtype
-    origin = "as the checkpoint's configuration says" if own else f"not {state_dtype} as the checkpoint's configuration"
+    says = "the checkpoint's configuration says"
+    origin = f"as {says}" if own else f"where {says} {state_dtype}"
     _LOG.info("recurrent state: %s%s, %s", replay.recurrence.value, reads, origin)
     return replace(replay, max_step_tokens=1 + draft_len)
 

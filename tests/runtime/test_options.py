@@ -91,15 +91,17 @@ def test_d01_the_state_format_is_the_one_asked_for_and_the_choice_is_logged(
     with caplog.at_level(logging.INFO):
         replay = resolve_replay(None, KvCacheConfig(mamba_ssm_cache_dtype=asked), 0, checkpoint)
     assert replay.recurrence is expected and replay.recurrence_rounding is Rounding.STOCHASTIC
-    named = "as the checkpoint's configuration says" if expected.value == checkpoint else f"not {checkpoint} as the"
-    assert f"recurrent state: {expected.value}, {named}" in caplog.text
+    says = "the checkpoint's configuration says"
+    named = f"as {says}" if expected.value == checkpoint else f"where {says} {checkpoint}"
+    assert caplog.messages[-1] == f"recurrent state: {expected.value}, {named}"
 
 
 def test_formats_of_replay_config_are_logged_too(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         asked = ReplayConfig(recurrence=StateFormat.FLOAT16, read=StateFormat.NVFP4)
         assert resolve_replay(asked, KvCacheConfig(), 0, "float32").recurrence is StateFormat.FLOAT16
-    assert "recurrent state: float16, read in nvfp4, not float32 as the checkpoint's configuration" in caplog.text
+    said = "recurrent state: float16, read in nvfp4, where the checkpoint's configuration says float32"
+    assert caplog.messages[-1] == said
 
 
 def test_rounding_of_the_state_is_a_setting() -> None:
