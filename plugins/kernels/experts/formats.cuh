@@ -25,12 +25,6 @@ __device__ __forceinline__ uint32_t sharedWord(uint32_t address) {
   return word;
 }
 
-__device__ __forceinline__ float2 sharedPair(uint32_t address) {
-  float2 pair;
-  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(pair.x), "=f"(pair.y) : "r"(address));
-  return pair;
-}
-
 // The lane and the warp, read anew: what follows from it is not kept in registers while the sums need them.
 __device__ __forceinline__ int laneAnew() {
   int lane;
