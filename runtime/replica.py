@@ -121,6 +121,10 @@ def build_engine(model: str | Path, tokenizer: object, options: ReplicaOptions) 
     """
     if options.backend not in BACKENDS:
         raise UnsupportedError("LLM", "backend", expected=f"one of {BACKENDS}", got=options.backend)
+    if options.device.startswith("cuda"):
+        from trtllm_replayssm.runtime.session.device import require_first_gpu
+
+        require_first_gpu()
     if bundle_parts(Path(model)):
         from trtllm_replayssm.runtime.bundle import bundle_session, fitted
 
@@ -176,7 +180,9 @@ def _device_name(device: str) -> str:
         return "cpu"
     import torch
 
-    return torch.cuda.get_device_name(device) if torch.cuda.is_available() else "cpu"
+    from trtllm_replayssm.runtime.session.device import usable_device
+
+    return torch.cuda.get_device_name(usable_device(device)) if torch.cuda.is_available() else "cpu"
 
 
 def _prefix_config(cache: KvCacheConfig, session: Session) -> PrefixConfig | None:
