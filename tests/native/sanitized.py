@@ -4,11 +4,11 @@
     python -m tests.native.sanitized --tools racecheck --only test_update.py      # a part of it
 
 The list (`sanitized_cases.txt`: tests, or functions with all their parameters) is of small shapes; results are
-compared as usual. Tools: memcheck, racecheck and synccheck over this library's kernels, initcheck over all, as it must
-see torch's writes; and `kernels`, which is no tool: which kernels the cases launch, by torch's profiler. A line a tool:
-cases, those that passed, failed or were not reached, what it found, by kernel, what it found in other libraries'
-kernels, and which library it was. Exit status 1 when it found any in ours. racecheck takes the build of --every-lane
-(see plugins/README.md) where one is given.
+compared as usual. Tools: memcheck, racecheck and synccheck over this library's kernels, initcheck too where the version
+sees the writes of other libraries' all the same (2026.4), else over all kernels; and `kernels`, which is no tool: which
+kernels the cases launch, by torch's profiler. A line a tool: cases, those that passed, failed or were not reached, what
+it found, by kernel, what it found in other libraries' kernels, which library and which version of the tool it was. Exit
+status 1 when it found any in ours. racecheck takes the build of --every-lane (see plugins/README.md) if there is one.
 """
 
 from __future__ import annotations
@@ -39,9 +39,11 @@ from tests.native.claimed_tests import claim_of, release
 HERE = Path(__file__).parent
 LIST = HERE / "sanitized_cases.txt"
 KERNELS, RACES, CLAIMED = "kernels", "racecheck", "claimed.txt"
-OURS = ("--kernel-regex", "kns=replayssm")
-TOOLS = {"memcheck": OURS, RACES: OURS, "synccheck": OURS, "initcheck": (), KERNELS: ()}
+OURS = ("--kernel-name", "kns=replayssm")
+INITIALISED, SEES_OTHERS = "initcheck", (2026, 4)
+TOOLS = ("memcheck", RACES, "synccheck", INITIALISED, KERNELS)
 PRINTED = ("--print-limit", "20000", "--show-backtrace", "no")  # a finding in ours may come after many in others
+BESIDE = ("--max-connections", "100")  # ports: every process of the program takes one
 _FOUND = re.compile(r"^=+ (?:Error: |Warning: )?((?:Invalid|Uninitialized|Race reported|Barrier|Program hit)[^\n]*)")
 _KERNEL = re.compile(r"replayssm::((?:\w+::)*\w+Kernel)\b")
 _OTHER = re.compile(r"^=+ +at (?:void )?((?:\w+::)*\w+)")
@@ -82,6 +84,19 @@ def sanitizer() -> str:
     return found
 
 
+def version() -> str:
+    """Of the program, as it says it."""
+    said = subprocess.run([sanitizer(), "--version"], capture_output=True, text=True, check=False).stdout
+    found = re.search(r"Version (\d[\d.]*)", said)
+    return found[1] if found else "unknown"
+
+
+def watched(tool: str, program: str) -> tuple[str, ...]:
+    """Options that say which kernels a tool of that version watches."""
+    numbers = tuple(int(part) for part in program.split(".")[:2] if part.isdigit())
+    return () if tool == INITIALISED and numbers < SEES_OTHERS else OURS
+
+
 def collected(names: Sequence[str]) -> list[str]:
     """The tests behind the names, as pytest calls them."""
     command = [sys.executable, "-m", "pytest", "-q", "--collect-only", "-p", "no:cacheprovider", *_paths(names)]
@@ -109,7 +124,8 @@ def run_part(tool: str, tests: Sequence[str], until: float, folder: Path, librar
     if tool == KERNELS:
         command[3:3] = ["-p", "tests.native.launched_kernels"]
     else:
-        command = [sanitizer(), "--tool", tool, *TOOLS[tool], *PRINTED, "--error-exitcode", "9", *command]
+        kernels = watched(tool, version())
+        command = [sanitizer(), "--tool", tool, *kernels, *PRINTED, *BESIDE, "--error-exitcode", "9", *command]
     environment = {
         **os.environ, "OMP_NUM_THREADS": "1", "REPLAYSSM_LAUNCHED_KERNELS": str(launched),
         "REPLAYSSM_CLAIMS": str(folder.parent), "REPLAYSSM_CLAIMED": str(folder / CLAIMED),
@@ -239,6 +255,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             library = options.every_lane if tool == RACES and options.every_lane else harness.LIBRARY
             whole = run_tool(tool, chosen, options.workers, until, options.logs or Path(scratch), library)
             of = {"library": digest(library), "every_lane_arrives": library == options.every_lane}
+            of |= {} if tool == KERNELS else {"sanitizer": version()}
             row = row_of(tool, chosen, whole, of | describe())
             clean &= not row["findings"] and not row["failed"] and not row["not_reached"] and row["ended"]
             print(json.dumps({**row, "names": None, "not_reached": len(row["not_reached"])}), flush=True)

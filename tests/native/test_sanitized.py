@@ -14,7 +14,7 @@ import pytest
 from tests.contract.rooms import ROOT
 from tests.native import sanitized
 from tests.native.claimed_tests import claim, release
-from tests.native.sanitized import CLAIMED, KERNELS, Part, cases, collected, left_over, read_part, row_of
+from tests.native.sanitized import CLAIMED, KERNELS, OURS, Part, cases, collected, left_over, read_part, row_of, watched
 
 RACE = """========= COMPUTE-SANITIZER
 ========= Error: Race reported between Read access at void replayssm::weighed::streamedUpdateKernel<T<(int)1>>(P)+0x59d0
@@ -60,6 +60,12 @@ def test_findings_are_counted_by_kernel(tmp_path: Path) -> None:
     }  # fmt: skip
     assert memory.elsewhere == {"Uninitialized __global__ memory read: at::native::elementwise_kernel": 1}
     assert not parsed(tmp_path, RACE.rsplit("\n", 2)[0]).ended and not parsed(tmp_path, "killed").ended
+
+
+def test_initcheck_watches_all_kernels_where_it_would_miss_others_writes() -> None:
+    assert watched("initcheck", "2025.3.0.0") == watched("initcheck", "unknown") == ()
+    assert watched("initcheck", "2026.4.0.0") == watched("initcheck", "2027.1.0.0") == OURS
+    assert watched("memcheck", "2025.3.0.0") == OURS
 
 
 def test_a_line_says_what_did_not_pass(tmp_path: Path) -> None:
