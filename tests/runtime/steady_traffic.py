@@ -53,10 +53,11 @@ def prompts(count: int, vocab: int, *, seed: int) -> list[tuple[int, ...]]:
 class SteadyTraffic:
     """Admits, cancels and preempts at random; what its greedy requests got is in `served`.
 
-    Every sixteenth step cancels one request or none, preempts another and fills up, so that prompts come together: a
-    prompt takes as long as some steps, however many there are. How many requests are wanted at once changes every
-    fifty steps or so, between a quarter and five quarters of the batch, so that some wait and some steps have few rows.
-    A request gets 1 to `longest` new tokens. One in six samples, one in a thousand needs the host.
+    Every sixteenth step cancels one request or none, preempts another, mostly a young one, which has few tokens to
+    come back with, and fills up, so that prompts come together: one takes as long as some steps, and so do many. How
+    many requests are wanted at once changes every fifty steps or so, between a quarter and five quarters of the batch,
+    so that some wait and some steps have few rows. A request gets 1 to `longest` new tokens. One in six samples, one in
+    a thousand needs the host.
     """
 
     def __init__(
@@ -86,7 +87,7 @@ class SteadyTraffic:
         if step % (3 * EVERY) == 0:
             self._wanted = int(self._rng.integers(self._batch // 4, self._batch * 5 // 4 + 1))
         if self._live:
-            self._engine.preempt(self._any())
+            self._engine.preempt(self._any() if step % (16 * EVERY) == 0 else max(self._live))
         if self._live and self._rng.random() < 0.5:
             self._cancel(self._any())
         while len(self._live) < self._wanted:
