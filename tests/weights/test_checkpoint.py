@@ -305,3 +305,11 @@ def test_a_truncated_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "cut" / "model.safetensors").write_bytes(content[:-1])
     with pytest.raises(CheckpointError, match=r"/model\.safetensors"):
         Checkpoint.open(tmp_path / "cut")
+
+
+def test_what_is_no_checkpoint_is_told_by_what_is_there(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_text("")
+    for name, found in (("none", "no such directory"), ("empty", "one without config.json"), ("file", "a file")):
+        with pytest.raises(CheckpointError, match=rf"{name}: expected a directory with config.json .*, got {found}\. "):
+            Checkpoint.open(tmp_path / name)

@@ -57,8 +57,10 @@ class Checkpoint:
     def open(cls, directory: str | Path) -> Checkpoint:
         """Read and check configuration and headers; ConfigError or CheckpointError names what does not fit."""
         directory = Path(directory)
-        if not directory.is_dir():
-            found = "a file" if directory.exists() else "no such directory"
+        if not (directory / "config.json").is_file():
+            found = "no such directory"
+            if directory.exists():
+                found = "one without config.json" if directory.is_dir() else "a file"
             hint = "Give the folder of a downloaded checkpoint; names of hubs and presets are not looked up"
             raise checkpoint_error(str(directory), "a directory with config.json and *.safetensors", found, hint)
         config = load_json(directory / "config.json")
