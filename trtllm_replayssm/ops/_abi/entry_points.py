@@ -59,12 +59,6 @@ class Library:
                 "load native library", f"abi_version of {path}", expected=ABI_VERSION, got=version,
                 hint="Build it again from this package's sources (make native in a checkout)",
             )  # fmt: skip
-        self._handle.rssm_update_supported.restype = ctypes.c_char_p
-
-    def supported_updates(self) -> list[str]:
-        """One line per built combination of the update family."""
-        text: bytes = self._handle.rssm_update_supported()
-        return text.decode().splitlines()
 
     def update_workspace(self, args: UpdateArgs) -> int:
         """Device bytes `update` needs beside the tensors of `args`."""
