@@ -94,6 +94,14 @@ def test_states_must_fit_the_step(library: _abi.Library, kind: int) -> None:
         call(library, recovery(kind, replayed=_abi.Tensor()))
 
 
+@pytest.mark.parametrize("kind", [MAMBA2, GDN])
+def test_recovery_steps_are_of_bfloat16(library: _abi.Library, kind: int) -> None:
+    """Unlike conventional steps: nobody measures the schemes with another type."""
+    half = {name: view(Dtype.FLOAT16, B, T, H, P) for name in ("value", "out")}
+    with pytest.raises(ContractError, match="value: expected bfloat16, got float16"):
+        call(library, recovery(kind, **half))
+
+
 def test_other_head_sizes_and_kinds_are_refused(library: _abi.Library) -> None:
     odd = {"value": view(ACT, B, T, H, 24), "out": view(ACT, B, T, H, 24)}
     with pytest.raises(UnsupportedError, match="a multiple of 16, got 24"):

@@ -7,7 +7,7 @@
  * given; apply num_tokens tokens and write their outputs; write `end` when it is given. Both may be `source` itself.
  * Without cached inputs nothing is replayed, with T = 0 nothing is verified: a plain copy has neither.
  *
- * Letters and inputs as in update.h. Rows with slot -1 read and write nothing but a zero output.
+ * Letters and inputs as in update.h, act is bfloat16. Rows with slot -1 read and write nothing but a zero output.
  */
 #ifndef REPLAYSSM_RECOVERY_H
 #define REPLAYSSM_RECOVERY_H

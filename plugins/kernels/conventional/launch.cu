@@ -28,8 +28,9 @@ cudaError_t launchFamily(const ConventionalParams& p, cudaStream_t stream) {
   return launchKernel(conventionalKernel<WideRows, Plain, true>, p, launch, stream);
 }
 
-template <class Act, bool kGdn>
+template <bool kGdn>
 cudaError_t launchFamily(const RecoveryParams& p, cudaStream_t stream) {
+  using Act = __nv_bfloat16;
   const ConventionalLaunch launch = chooseConventional(p);
   switch (launch.stateRows) {
     case kSmallRows:
@@ -40,8 +41,7 @@ cudaError_t launchFamily(const RecoveryParams& p, cudaStream_t stream) {
   }
 }
 
-template <class Params>
-cudaError_t launchStep(const Params& p, cudaStream_t stream) {
+cudaError_t launchStep(const ConventionalParams& p, cudaStream_t stream) {
   if (p.gdn) return p.half ? launchFamily<__half, true>(p, stream) : launchFamily<__nv_bfloat16, true>(p, stream);
   return p.half ? launchFamily<__half, false>(p, stream) : launchFamily<__nv_bfloat16, false>(p, stream);
 }
@@ -67,6 +67,8 @@ cudaError_t launchConventional(const ConventionalParams& problem, cudaStream_t s
   return launchStep(p, stream);
 }
 
-cudaError_t launchRecovery(const RecoveryParams& p, cudaStream_t stream) { return launchStep(p, stream); }
+cudaError_t launchRecovery(const RecoveryParams& p, cudaStream_t stream) {
+  return p.gdn ? launchFamily<true>(p, stream) : launchFamily<false>(p, stream);
+}
 
 }  // namespace replayssm
