@@ -20,7 +20,7 @@ from trtllm_replayssm.shapes import SsmKind
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(harness.unavailable() is not None, reason=str(harness.unavailable()))]
 
 LINKS = 8  # launches of a chain: more than may overlap
-WINDOW = 4
+WINDOW, WIDE_WINDOW = 4, 8
 SETTLED = _abi.UPDATE_PROGRAMMATIC_LAUNCH | _abi.UPDATE_SETTLED_STATE
 KERNELS = [
     pytest.param(SsmKind.MAMBA2, 64, id="mamba2-64"),
@@ -35,12 +35,18 @@ def library() -> _abi.Library:
 
 
 class Chain:
-    """The links' inputs and outputs; `values[i + 1]` is what link i writes."""
+    """The links' inputs and outputs; `values[i + 1]` is what link i writes. Of several tokens: one row is padding, one
+    has fewer.
+    """
 
-    def __init__(self, twin: Twin, rows: int) -> None:
+    def __init__(self, twin: Twin, rows: int, tokens: int = 1) -> None:
         import torch
 
-        self.rows = [twin.make_rows([link * rows + i for i in range(rows)], [1] * rows, 1) for link in range(LINKS)]
+        counts = [tokens] * (rows - 1) + [max(tokens - 1, 1)]
+        slots = [[link * rows + row for row in range(rows)] for link in range(LINKS)]
+        for own in slots if tokens > 1 else ():
+            own[1] = -1
+        self.rows = [twin.make_rows(own, counts, tokens) for own in slots]
         self.first = self.rows[0]["value"].clone()
         self.values = [torch.full_like(self.first, float("nan")) for _ in range(LINKS + 1)]
         for row, value in zip(self.rows, self.values, strict=False):
@@ -75,19 +81,37 @@ def test_settled_updates_give_the_bits_of_plain_ones(
     library: _abi.Library, kind: SsmKind, head_dim: int, rows: int, tokens_before: int
 ) -> None:
     """8 heads: these rows take all launch choices on a GPU of 132 multiprocessors."""
-    import torch
-
     shape = ssm_shape(kind, heads=8, groups=2, head_dim=head_dim, state_dim=128)
     twin = Twin(library, shape, ReplayConfig(window=WINDOW), "bfloat16", slots=rows * LINKS)
+    compare(twin, rows, 1, tokens_before)
+
+
+@pytest.mark.parametrize("records", [0, WIDE_WINDOW], ids=["read", "flush"])
+@pytest.mark.parametrize("rows", [3, 90])
+@pytest.mark.parametrize("tokens", [4, WIDE_WINDOW])
+@pytest.mark.parametrize(("kind", "head_dim"), KERNELS)
+def test_settled_verifications_give_the_bits_of_plain_ones(
+    library: _abi.Library, kind: SsmKind, head_dim: int, tokens: int, rows: int, records: int
+) -> None:
+    """A CTA for each head, or persistent ones; a padding row and one of fewer tokens."""
+    shape = ssm_shape(kind, heads=8, groups=2, head_dim=head_dim, state_dim=128)
+    replay = ReplayConfig(window=WIDE_WINDOW, max_step_tokens=tokens)
+    compare(Twin(library, shape, replay, "bfloat16", slots=rows * LINKS), rows, tokens, records // tokens)
+
+
+def compare(twin: Twin, rows: int, tokens: int, steps_before: int) -> None:
+    """A chain behind that many steps, as plain launches and as settled ones: outputs and pool, bit for bit."""
+    import torch
+
+    window, slots = twin.pool.config.window, rows * LINKS
     twin.pool.tensors["checkpoint"].normal_()
-    twin.pool.tensors["origin"].copy_(torch.arange(rows * LINKS) % (WINDOW + 1))
-    everyone = list(range(rows * LINKS))
-    for _ in range(tokens_before):
-        given = twin.make_rows(everyone, [1] * len(everyone), 1)
+    twin.pool.tensors["origin"].copy_(torch.arange(slots) % (window + 1))
+    for _ in range(steps_before):
+        given = twin.make_rows(list(range(slots)), [tokens] * slots, tokens)
         twin.pool.update(given, torch.empty_like(given["value"]))
         twin.pool.commit(given["slot"], given["num_tokens"], given["num_tokens"])
     saved = {name: tensor.clone() for name, tensor in twin.pool.tensors.items()}
-    chain = Chain(twin, rows)
+    chain = Chain(twin, rows, tokens)
     results = []
     for flags in (0, SETTLED):
         for name, tensor in saved.items():
@@ -100,7 +124,8 @@ def test_settled_updates_give_the_bits_of_plain_ones(
     assert torch.equal(got, expected)
     assert [name for name in got_state if not torch.equal(got_state[name], expected_state[name])] == []
     assert torch.isfinite(chain.values[LINKS].float()).all()
-    assert bool((saved["checkpoint"] != twin.pool.tensors["checkpoint"]).any()) == (tokens_before == WINDOW)
+    flushed = bool((saved["checkpoint"] != twin.pool.tensors["checkpoint"]).any())
+    assert flushed == (steps_before * tokens + tokens > window)
 
 
 @pytest.mark.parametrize("rows", [1, 40])
