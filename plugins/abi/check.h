@@ -78,7 +78,7 @@ class Checker {
                 static_cast<long long>(high), static_cast<long long>(value));
   }
 
-  // dtype, shape, presence; sizes are at least 0. Zero-size tensors may have a null pointer.
+  // dtype, shape, presence, whole elements; sizes are at least 0. Zero-size tensors may have a null pointer.
   bool tensor(const char* argument, const rssm_tensor& t, int32_t dtype, std::initializer_list<int64_t> shape) {
     if (!ok()) return false;
     int rank = static_cast<int>(shape.size());
@@ -97,7 +97,7 @@ class Checker {
     if (elements != 0 && t.data == nullptr) {
       return fail(RSSM_INVALID_ARGUMENT, argument, "expected a pointer, got null");
     }
-    return true;
+    return elements == 0 || address(argument, t.data, dtypeBytes(dtype));
   }
 
   // Axes from `first` on are contiguous, row major.
@@ -120,10 +120,7 @@ class Checker {
   // Pointer and every stride but the last are multiples of 16 bytes.
   bool aligned(const char* argument, const rssm_tensor& t) {
     if (!ok()) return false;
-    if (reinterpret_cast<uintptr_t>(t.data) % kBulkAlignment != 0) {
-      return fail(RSSM_INVALID_ARGUMENT, argument, "expected an address that is a multiple of %d bytes, got %p",
-                  kBulkAlignment, t.data);
-    }
+    if (!address(argument, t.data, kBulkAlignment)) return false;
     for (int axis = 0; axis + 1 < t.rank; ++axis) {
       if (t.shape[axis] > 1 && t.stride[axis] * dtypeBytes(t.dtype) % kBulkAlignment != 0) {
         return fail(RSSM_INVALID_ARGUMENT, argument,
@@ -135,6 +132,11 @@ class Checker {
   }
 
  private:
+  bool address(const char* argument, const void* data, int bytes) {
+    if (reinterpret_cast<uintptr_t>(data) % static_cast<uintptr_t>(bytes) == 0) return true;
+    return fail(RSSM_INVALID_ARGUMENT, argument, "expected an address that is a multiple of %d bytes, got %p", bytes, data);
+  }
+
   bool shapeFailure(const char* argument, const rssm_tensor& t, std::initializer_list<int64_t> shape) {
     char expected[96] = "", got[96] = "";
     int axis = 0, usedExpected = 0, usedGot = 0;
