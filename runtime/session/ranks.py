@@ -15,6 +15,8 @@ from trtllm_replayssm.runtime.session.rank_inboxes import open_inboxes
 from trtllm_replayssm.shapes import ModelGeometry
 from trtllm_replayssm.weights.tensor_parallel import TensorParallel, partial_results
 
+# torch 2.13 warns of the name that 2.11 has alone
+_gather = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
 UNWATCHED_PATIENCE = 3600.0  # seconds that a rank which nobody watches waits for another one in the sums' kernel
 
 
@@ -94,7 +96,7 @@ class ProcessRanks:
         """See `Ranks.join`."""
         x = x.contiguous()
         parts = torch.empty((self.parallel.size, *x.shape), dtype=x.dtype, device=x.device)
-        distributed.all_gather_into_tensor(parts.flatten(0, 1), x)
+        _gather(parts.flatten(0, 1), x)
         return parts.movedim(0, -2).flatten(-2)
 
     def inboxes(self, rows: int, channels: int, dtype: torch.dtype, device: torch.device) -> Inboxes | None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 import pytest
 import torch
@@ -98,6 +100,19 @@ def test_a_rank_that_is_gone_is_named_whether_it_hears_the_call_or_not() -> None
         for _ in range(2):  # the answer is missing, then nobody listens
             with pytest.raises(InvariantError, match=r"rank 2.*its process has ended"):
                 shared.allocate(1)
+
+
+def test_collectives_warn_of_nothing(tmp_path: Path) -> None:
+    """A warning of torch would stand on the screen of every user, once a rank."""
+    init = f"file://{tmp_path / 'store'}"
+    rank_sums.distributed.init_process_group("gloo", init_method=init, rank=0, world_size=1)
+    try:
+        own, x = ProcessRanks(TensorParallel(1, 0)), torch.arange(6.0).view(2, 3)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert torch.equal(own.join(x), x) and torch.equal(own.add_up(x.clone()), x)
+    finally:
+        rank_sums.distributed.destroy_process_group()
 
 
 def given_up() -> ProcessRanks:
