@@ -1,6 +1,6 @@
 """compute-sanitizer over a list of GPU tests that launches every kernel of the library: all tools, several processes.
 
-    python -m tests.native.sanitized --workers 12 --json h200_sanitizer.json      # on a machine with a GPU
+    python -m tests.native.sanitized --workers 12 --json h200_sanitizer.jsonl     # on a machine with a GPU
     python -m tests.native.sanitized --tools racecheck --only test_update.py      # a part of it
 
 The list (`sanitized_cases.txt`: tests, or functions with all their parameters) is of small shapes; results are
@@ -77,10 +77,10 @@ def cases(only: Sequence[str] = ()) -> list[str]:
 
 
 def sanitizer() -> str:
-    """The program. Raises FileNotFoundError."""
+    """The program. Exits with a line that says where it is not."""
     found = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
     if not Path(found).exists():
-        raise FileNotFoundError(f"compute-sanitizer: not on the PATH, and no {found}")
+        sys.exit(f"compute-sanitizer: not on the PATH, and no {found}")
     return found
 
 
