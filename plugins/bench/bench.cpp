@@ -1,8 +1,8 @@
 // Times the list's float32 cases over the C ABI on full windows, cold L2, after a correctness gate; prints JSON lines.
 //   replayssm_bench [--list] [--suite NAMES] [--operation NAMES] [--shape NAMES] [--rows NUMBERS] [--tokens NUMBERS]
-//                   [--settled]
+//                   [--settled] [--gate]
 // --list prints the cases with the bytes they must move and needs no GPU. --settled times launches that promise settled
-// states, too.
+// states, too. --gate checks and times nothing; compute-sanitizer can go through the list so.
 #include <cstring>
 #include <map>
 #include <memory>
@@ -14,7 +14,7 @@
 namespace {
 
 struct Options {
-  bool list = false, settled = false;
+  bool list = false, settled = false, gateOnly = false;
   std::string suite, operation, shape, rows, tokens;  // comma separated; empty: all
 };
 
@@ -35,10 +35,13 @@ Options parse(int argc, char** argv) {
       options.list = true;
     } else if (name == "--settled") {
       options.settled = true;
+    } else if (name == "--gate") {
+      options.gateOnly = true;
     } else if (named.count(name) != 0 && i + 1 < argc) {
       *named[name] = argv[++i];
     } else {
-      throw std::runtime_error("expected --list, --suite, --operation, --shape, --rows or --tokens and a value, got " + name);
+      throw std::runtime_error("expected --list, --settled, --gate, or --suite, --operation, --shape, --rows or --tokens "
+                               "and a value, got " + name);
     }
   }
   return options;
@@ -108,7 +111,7 @@ void run(const Shape& shape, const Case& c, const Machine& machine, std::map<int
 }
 
 // Gate once per kernel, then all batches; conventional cases first, as others are compared with them.
-bool runShape(const Shape& shape, const std::vector<Case>& cases, const Machine& machine, bool settled,
+bool runShape(const Shape& shape, const std::vector<Case>& cases, const Machine& machine, const Options& options,
               cudaStream_t stream) {
   std::map<std::string, bool> gates;
   std::map<int, double> standard;
@@ -119,9 +122,9 @@ bool runShape(const Shape& shape, const std::vector<Case>& cases, const Machine&
       Case kind = c;
       kind.rows = 0;
       std::string name = caseName(shape, kind);
-      const uint32_t flags = settled ? Problem::kSettled : Problem::kPlainLaunch;
+      const uint32_t flags = options.settled ? Problem::kSettled : Problem::kPlainLaunch;
       if (gates.count(name) == 0) green &= gates[name] = gate(shape, c, flags, stream);
-      if (gates[name]) run(shape, c, machine, standard, settled, stream);
+      if (gates[name] && !options.gateOnly) run(shape, c, machine, standard, options.settled, stream);
     }
   }
   return green;
@@ -163,9 +166,9 @@ int runAll(const Options& options) {
       cudaDeviceProp properties;
       cudaOk(cudaGetDeviceProperties(&properties, 0), "device");
       cudaOk(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream");
-      machine = {properties.name, copyBandwidth(stream)};
+      machine = {properties.name, options.gateOnly ? 0 : copyBandwidth(stream)};
     }
-    green &= runShape(shape, cases, machine, options.settled, stream);
+    green &= runShape(shape, cases, machine, options, stream);
   }
   return green ? 0 : 1;
 }
