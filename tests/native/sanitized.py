@@ -44,7 +44,10 @@ INITIALISED, SEES_OTHERS = "initcheck", (2026, 4)
 TOOLS = ("memcheck", RACES, "synccheck", INITIALISED, KERNELS)
 PRINTED = ("--print-limit", "20000", "--show-backtrace", "no")  # a finding in ours may come after many in others
 BESIDE = ("--max-connections", "100")  # ports: every process of the program takes one
-_FOUND = re.compile(r"^=+ (?:Error: |Warning: )?((?:Invalid|Uninitialized|Race reported|Barrier|Program hit)[^\n]*)")
+_FOUND = re.compile(  # perhaps behind pytest's dots
+    r"={9} (?:Error: |Warning: )?((?:Internal Sanitizer Error|Detected overflow|Potential|Invalid|Misaligned"
+    r"|Uninitialized|Race reported|Barrier|Program hit)[^\n]*)"
+)
 _KERNEL = re.compile(r"replayssm::((?:\w+::)*\w+Kernel)\b")
 _OTHER = re.compile(r"^=+ +at (?:void )?((?:\w+::)*\w+)")
 _UNPRINTED = re.compile(r"(\d+) (?:errors|hazards) were not printed")
@@ -156,7 +159,8 @@ def read_part(results: Path, launched: Path, log: str, *, ended: bool) -> Part:
     for line in launched.read_text().splitlines() if launched.exists() else ():
         part.kernels |= set(json.loads(line)["kernels"])
     for message, after in _messages(log):
-        kind = re.split(r" of size | at | between | due to ", message)[0]
+        kind = re.split(r" of size | at | between | due to |: ", message)[0]
+        kind += " (missing fence)" if "missing fence" in f"{message} {after}" else ""
         ours, other = _KERNEL.search(f"{message} {after}"), _OTHER.search(after)
         if ours is None and other is not None:
             part.elsewhere[f"{kind}: {other[1]}"] += 1
@@ -170,7 +174,7 @@ def read_part(results: Path, launched: Path, log: str, *, ended: bool) -> Part:
 def _messages(log: str) -> Iterator[tuple[str, str]]:
     lines = log.splitlines()
     for number, line in enumerate(lines):
-        found = _FOUND.match(line)
+        found = _FOUND.search(line)
         if found is not None:
             yield found[1], lines[number + 1] if number + 1 < len(lines) else ""
 
