@@ -249,12 +249,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--logs", type=Path, help="folder that keeps the logs (default: none)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="add the lines to this file")
     parser.add_argument("--rest", type=Path, metavar="FILE", help="only what a tool's last line there did not reach")
+    parser.add_argument("--last-first", action="store_true", help="the cheap cases first, for a tool that may not end")
     parser.add_argument("--every-lane", type=Path, metavar="LIBRARY", help="for racecheck: a library built for it")
     options = parser.parse_args(arguments)
     tests, clean = collected(cases([name for name in options.only.split(",") if name])), True
     with tempfile.TemporaryDirectory() as scratch:
         for tool in options.tools.split(","):
             chosen = tests if options.rest is None else left_over(options.rest, tool, tests)
+            chosen = chosen[::-1] if options.last_first else chosen
             until = time.monotonic() + options.limit
             library = options.every_lane if tool == RACES and options.every_lane else harness.LIBRARY
             whole = run_tool(tool, chosen, options.workers, until, options.logs or Path(scratch), library)
