@@ -55,9 +55,9 @@ class SteadyTraffic:
 
     Every sixteenth step cancels one request or none, preempts another, mostly a young one, which has few tokens to
     come back with, and fills up, so that prompts come together: one takes as long as some steps, and so do many. How
-    many requests are wanted at once changes every fifty steps or so, between a quarter and five quarters of the batch,
-    so that some wait and some steps have few rows. A request gets 1 to `longest` new tokens. One in six samples, one in
-    a thousand needs the host.
+    many requests are wanted at once changes every hundred steps or so, between a quarter and five quarters of the
+    batch, mostly few, so that some wait and some steps have few rows. A request gets 1 to `longest` new tokens. One in
+    six samples, one in a thousand needs the host.
     """
 
     def __init__(
@@ -84,8 +84,8 @@ class SteadyTraffic:
     def _disturb(self, step: int) -> None:
         if step % EVERY != 0:
             return
-        if step % (3 * EVERY) == 0:
-            self._wanted = int(self._rng.integers(self._batch // 4, self._batch * 5 // 4 + 1))
+        if step % (6 * EVERY) == 0:
+            self._wanted = self._batch // 4 + int((self._batch + 1) * self._rng.random() ** 4)
         if self._live:
             self._engine.preempt(self._any() if step % (16 * EVERY) == 0 else max(self._live))
         if self._live and self._rng.random() < 0.5:

@@ -23,9 +23,9 @@ def test_traffic_gives_the_cpu_s_text(kind: str) -> None:
     own = session()
     engine = make_engine(own, kind, ahead=True)
     steps: list[int] = []
-    traffic = SteadyTraffic(engine, prompts(5, 60, seed=1), ROWS, longest=96, seed=2)
-    traffic.run(150, steps.append)
-    assert len(steps) >= 150 and engine.stats.preemptions > 3 and traffic.admitted > 20
+    traffic = SteadyTraffic(engine, prompts(5, 60, seed=1), ROWS, longest=48, seed=2)
+    traffic.run(480, steps.append)
+    assert len(steps) >= 480 and engine.stats.preemptions > 3 and traffic.admitted > 20
     assert own.free_slots == ROWS + 1
     assert {done.reason for done in traffic.served} >= {"length", "cancelled"}
     assert [done for done in traffic.served if not done.ends_well()] == []

@@ -61,12 +61,12 @@ def test_ten_thousand_steps_give_the_cpu_s_text_touch_no_other_slot_and_need_no_
         if step % 250 == 0:
             assert session.pools.slot_hash(slot) == held
 
-    traffic = SteadyTraffic(engine, prompts(16, 4000, seed=7), ROWS, longest=LONGEST, seed=11)
+    traffic = SteadyTraffic(engine, prompts(12, 4000, seed=7), ROWS, longest=LONGEST, seed=11)
     traffic.run(STEPS, after)
     assert session.pools.slot_hash(slot) == held
     assert used[0][1] == used[1][1] and session.graphs.count == recorded > 0
     assert session.free_slots == session.pool.slots - 1
-    assert engine.stats.preemptions > 500 and traffic.admitted > 1_500
+    assert engine.stats.preemptions > 500 and traffic.admitted > 1_000
     assert [done for done in traffic.served if not done.ends_well()] == []
     texts = longest((done.prompt, done.tokens) for done in traffic.served)
     assert max(len(tokens) for _, tokens in texts) > LONGEST * 9 // 10
