@@ -74,9 +74,10 @@ void describeAllowed(const Search& search, char* text, size_t bytes) {
 void refuse(Checker& check, const Search& search, const LaunchWish& wish) {
   char allowed[320];
   describeAllowed(search, allowed, sizeof(allowed));
+  const char* numbers = wish.kernel == UpdateKernel::kAny ? "numbers only beside their kernel; " : "";
   check.fail(RSSM_INVALID_ARGUMENT, "launch",
-             "expected %s, got kernel %d multiprocessors %d run_heads %d piece_heads %d drawn_rounds %d stages %d",
-             allowed, static_cast<int>(wish.kernel), wish.multiprocessors, wish.runHeads, wish.pieceHeads,
+             "expected %s%s, got kernel %d multiprocessors %d run_heads %d piece_heads %d drawn_rounds %d stages %d",
+             numbers, allowed, static_cast<int>(wish.kernel), wish.multiprocessors, wish.runHeads, wish.pieceHeads,
              wish.drawnRounds, wish.stages);
 }
 
