@@ -27,7 +27,8 @@ int main(int argc, char** argv) {
     wish.drawnRounds = std::atoi(argv[8]);
   }
   const int workers = std::atoi(argv[4]);
-  const replayssm::WorkDeal d = replayssm::dealWork(p, workers, std::atoi(argv[5]), wish);
+  const int run = argc > 9 ? std::atoi(argv[9]) : 0, manyPiece = argc > 10 ? std::atoi(argv[10]) : 0;
+  const replayssm::WorkDeal d = replayssm::dealWork(p, workers, std::atoi(argv[5]), wish, run, manyPiece);
   std::printf("%d %d %d %d %d %d %d\n", d.rounds, d.roundHeads, d.pieceHeads, d.base, d.large, d.pieces,
               replayssm::dealable(p, workers, d, wish));
 }
@@ -88,6 +89,18 @@ def test_every_head_is_dealt_once_as_asked_where_that_can_be_dealt(
                     through += 1
                     assert dealt_once(numbers, rows, heads, groups, workers), (run, asked, drawn)
     assert through >= 7
+
+
+@pytest.mark.parametrize(("rows", "pieces"), [(256, 4), (32, 2), (8, 4)])
+def test_larger_pieces_where_there_are_many_rounds(program: Path, rows: int, pieces: int) -> None:
+    """Of 128 heads in groups of 16 on 264 workers: 31 rounds of four heads, 3, none (each worker has one run)."""
+    numbers = deal(program, rows, 128, 8, 264, 2, 0, 0, 0, 4, 4)
+    assert dealt_once(numbers, rows, 128, 8, 264) and numbers[1:3] == [4, pieces] and numbers[-1] == 1
+
+
+def test_a_piece_that_is_no_part_of_the_usual_run_makes_runs_of_whole_groups(program: Path) -> None:
+    numbers = deal(program, 256, 128, 8, 264, 2, 0, 8, 0, 4, 4)
+    assert dealt_once(numbers, 256, 128, 8, 264) and numbers[1:3] == [16, 8] and numbers[-1] == 1
 
 
 def test_few_heads_are_one_run_each(program: Path) -> None:

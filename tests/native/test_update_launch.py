@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(not harness.LIBRARY.exists(), reason=f"no native
 
 ACT, F32, I32 = Dtype.BFLOAT16, Dtype.FLOAT32, Dtype.INT32
 SLOTS, MULTIPROCESSORS = 5, 132
-SUPER, QWEN = kernel_shapes()["super120b"], kernel_shapes()["qwen4b"]
+SUPER, NANO, QWEN = (kernel_shapes()[name] for name in ("super120b", "nano4b", "qwen4b"))
 PLAIN, DIRECT, STREAMED, PARTS = UpdateKernel
 
 
@@ -65,7 +65,10 @@ def text(library: _abi.Library, shape: SsmShape, rows: int, **options: Any) -> s
         (SUPER, 1, {}, "plain: 128 CTAs of 256 threads and"),
         (SUPER, 4, {}, "direct: 512 CTAs of 128 threads and"),
         (SUPER, 1, {"tokens": 2}, "direct: 128 CTAs of 128 threads and"),
-        (SUPER, 256, {}, "6 stages, 264 workers: 6 rounds of 16 heads, 3580 pieces of 2 heads, 264 of single heads"),
+        (SUPER, 256, {}, "6 stages, 264 workers: 26 rounds of 4 heads, 2524 pieces of 2 heads, 264 of single heads"),
+        (SUPER, 256, {"tokens": 4}, "26 rounds of 4 heads, 1262 pieces of 4 heads, 264 of single heads"),
+        (NANO, 256, {}, "20 rounds of 4 heads, 1596 pieces of 2 heads, 264 of single heads"),
+        (NANO, 256, {"tokens": 4}, "6 rounds of 12 heads, 2652 pieces of 2 heads, 264 of single heads"),
         (SUPER, 256, {"narrow": True}, "parts: 2048 CTAs of 128 threads and"),
         (QWEN, 1, {}, "plain: 64 CTAs of 128 threads and 10576 bytes"),
         (QWEN, 8, {}, "plain: 512 CTAs of 128 threads and"),
@@ -138,7 +141,7 @@ REFUSED: list[tuple[str, SsmShape, int, dict[str, Any], UpdateLaunch]] = [
     ("runs across groups", SUPER, 64, {}, UpdateLaunch(kernel=STREAMED, run_heads=12)),
     ("pieces across runs", SUPER, 256, {}, UpdateLaunch(kernel=STREAMED, run_heads=4, piece_heads=8)),
     ("pieces across groups", SUPER, 2, {}, UpdateLaunch(kernel=STREAMED, piece_heads=3)),
-    ("more rounds than there are", SUPER, 256, {}, UpdateLaunch(kernel=STREAMED, drawn_rounds=8)),
+    ("more rounds than there are", SUPER, 256, {}, UpdateLaunch(kernel=STREAMED, drawn_rounds=32)),
     ("a number without its kernel", SUPER, 64, {}, UpdateLaunch(kernel=DIRECT, run_heads=4)),
     ("a number of another kernel", SUPER, 64, {}, UpdateLaunch(kernel=STREAMED, stages=1)),
     ("plain with drafts", SUPER, 1, {"tokens": 2}, UpdateLaunch(kernel=PLAIN)),
@@ -166,6 +169,16 @@ def test_what_cannot_be_launched_is_refused_with_what_can(
         assert "piece_heads 4 8 12 16, stages 1 2)" in str(error.expected)
     else:
         assert "multiprocessors 1..132" in str(error.expected) and "divide 16" in str(error.expected)
+
+
+@pytest.mark.parametrize("numbers", [(0, 0, 4), (0, 0, 0, 2), (0, 0, 0, 0, 3), (0, 8)])
+def test_numbers_without_their_kernel_are_refused_as_such(library: _abi.Library, numbers: tuple[int, ...]) -> None:
+    """Their order: kernel, multiprocessors, heads of a run, of a piece, drawn rounds."""
+    args = update_args(SUPER, 256)
+    args.launch = _abi.LaunchConstants(*numbers)
+    with pytest.raises(ContractError) as found:
+        library.update_launch_plan(args, MULTIPROCESSORS)
+    assert str(found.value.expected).startswith("numbers only beside their kernel; 0 (the library's choice)")
 
 
 def test_negative_numbers_and_unknown_kernels_are_refused(library: _abi.Library) -> None:

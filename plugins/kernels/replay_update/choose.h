@@ -17,7 +17,7 @@ struct KernelSizes {
   int directThreads, directBytes;
   int teams, stages;  // of a CTA, streamed; stages of a team
   int streamedThreads, streamedBytes;
-  int pieceHeads;  // heads of a piece, streamed
+  int pieceHeads, runHeads, manyPieceHeads;  // streamed: see dealWork
 };
 
 inline UpdateLaunch chooseStreamed(const UpdateParams& p, const KernelSizes& sizes, const LaunchWish& wish) {
@@ -31,7 +31,7 @@ inline UpdateLaunch chooseStreamed(const UpdateParams& p, const KernelSizes& siz
   launch.grid = static_cast<int>(items < ctas ? items : ctas);
   launch.threads = sizes.streamedThreads;
   launch.sharedBytes = sizes.streamedBytes;
-  launch.deal = dealWork(p, launch.workers, sizes.pieceHeads, wish);
+  launch.deal = dealWork(p, launch.workers, sizes.pieceHeads, wish, sizes.runHeads, sizes.manyPieceHeads);
   const bool serves = ctas <= p.multiprocessors && dealable(p, launch.workers, launch.deal, wish);
   launch.rank = serves ? launch.stages : 0;
   return launch;

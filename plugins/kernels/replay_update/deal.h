@@ -17,21 +17,28 @@ inline int wholeShare(const UpdateParams& p, int workers, int pieceHeads) {
   return pieceHeads;
 }
 
-// Whole groups in turn while there are two and more for each worker, else runs of four heads; of either all but the last
-// whole round, or a sixth of many, since multiprocessors differ by a tenth, so that the rest can go to whoever is ready, in pieces,
-// the last of them single heads. What is wished
-// replaces the sizes of runs and pieces and the number of rounds left over; runs of another size than usual have pieces
-// that divide them.
-inline WorkDeal dealWork(const UpdateParams& p, int workers, int usualPiece, const LaunchWish& wish = {}) {
+// Runs of `usualRun` heads (0: whole groups) in turn while there are two groups and more for each worker, else runs of four;
+// of either all but one round, or a sixth of many, since multiprocessors differ by a tenth, so that the rest can go to whoever
+// is ready, in pieces, the last of them single heads. Pieces have `usualPiece` heads, where there are many rounds `manyPiece`
+// if that is not 0. What is wished replaces the sizes of runs and pieces and the number of rounds left over; runs of another
+// size than usual have pieces that divide them.
+inline WorkDeal dealWork(const UpdateParams& p, int workers, int usualPiece, const LaunchWish& wish = {},
+                         int usualRun = 0, int manyPiece = 0) {
   WorkDeal deal{};
   const int items = p.rows * p.heads, groups = p.rows * p.groups;
   int pieceHeads = wish.pieceHeads > 0 ? wish.pieceHeads : wholeShare(p, workers, usualPiece);
-  if (wish.runHeads > 0 && wish.pieceHeads == 0 && wish.runHeads % pieceHeads != 0) pieceHeads = 1;
-  deal.pieceHeads = pieceHeads;
-  deal.roundHeads = groups >= 2 * workers ? p.headsPerGroup : p.headsPerGroup % 4 == 0 ? 4 : pieceHeads;
+  if (groups >= 2 * workers) {
+    deal.roundHeads = usualRun > 0 && usualRun % pieceHeads == 0 ? usualRun : p.headsPerGroup;
+  } else {
+    deal.roundHeads = p.headsPerGroup % 4 == 0 ? 4 : pieceHeads;
+  }
   if (wish.runHeads > 0) deal.roundHeads = wish.runHeads;
   const int rounds = items / deal.roundHeads / workers;
-  deal.rounds = rounds - (wish.drawnRounds > 0 ? wish.drawnRounds : rounds < 20 ? 1 : rounds / 6);
+  const bool many = rounds >= 20;
+  if (many && manyPiece > 0 && wish.pieceHeads == 0) pieceHeads = manyPiece;
+  if (wish.runHeads > 0 && wish.pieceHeads == 0 && wish.runHeads % pieceHeads != 0) pieceHeads = 1;
+  deal.pieceHeads = pieceHeads;
+  deal.rounds = rounds - (wish.drawnRounds > 0 ? wish.drawnRounds : many ? rounds / 6 : 1);
   if (deal.rounds < 0) deal.rounds = 0;
   deal.base = deal.rounds * workers * deal.roundHeads;
   const int rest = items - deal.base;

@@ -7,10 +7,14 @@
 
 namespace replayssm {
 
-// Work is dealt in pieces of two heads while they are small; the last piece of the slowest team is the launch's tail.
+// Work is dealt in pieces of two heads while they are small; the last piece of the slowest team is the launch's tail. Runs of
+// four heads keep what all teams touch together, outputs above all. With several tokens a run's start costs more: there
+// runs and, in large batches, pieces of four suit small heads alone, and whole groups others.
 constexpr int kPairBytes = 48 << 10;
+constexpr int kFourBytes = 32 << 10;
 
-template <class Traits>
+// kWholeGroups: runs of whole groups in any case.
+template <class Traits, bool kWholeGroups = false>
 UpdateLaunch chooseLaunch(const UpdateParams& p, const LaunchWish& wish) {
   const SharedLayout layout = sharedLayout<Traits>(p.window, p.tokens);
   KernelSizes sizes{};
@@ -23,6 +27,11 @@ UpdateLaunch chooseLaunch(const UpdateParams& p, const LaunchWish& wish) {
   sizes.streamedThreads = Traits::kThreads;
   sizes.streamedBytes = layout.teamBytes * Traits::kTeams;
   sizes.pieceHeads = p.headsPerGroup % 2 == 0 && Traits::kStateBytes <= kPairBytes ? 2 : 1;
+  if (!kWholeGroups && p.headsPerGroup % 4 == 0) {
+    const bool small = Traits::kStateBytes <= kFourBytes;
+    sizes.runHeads = small || Traits::kSingle ? 4 : 0;
+    sizes.manyPieceHeads = small && !Traits::kSingle ? 4 : 0;
+  }
   return chooseFloat32(p, sizes, wish);
 }
 
