@@ -17,9 +17,7 @@ template <class Traits>
 struct Vectors {
   uint4 part[Traits::kTiles][Traits::kBlocks];
 
-  // Row v of tokens * kVectorsPerToken ones is token v, or (GDN) token v / 2's key, then query; zero from `tokens` on, or
-  // whatever lies there if only the products of the first ones matter.
-  template <bool kZeroRest = true>
+  // Row v of tokens * kVectorsPerToken ones is token v, or (GDN) token v / 2's key, then query; zero from `tokens` on.
   __device__ void load(const char* keys, const char* queries, int tokens, int lane) {
 #pragma unroll
     for (int tile = 0; tile < Traits::kTiles; ++tile) {
@@ -28,8 +26,8 @@ struct Vectors {
       const char* rows = Traits::kGdn && vector % 2 == 0 ? keys : queries;
 #pragma unroll
       for (int b = 0; b < Traits::kBlocks; ++b) {
-        if (kZeroRest) part[tile][b] = make_uint4(0, 0, 0, 0);
-        if (!kZeroRest || token < tokens) {
+        part[tile][b] = make_uint4(0, 0, 0, 0);
+        if (token < tokens) {
           part[tile][b] = *reinterpret_cast<const uint4*>(rows + token * Traits::kKeyPitch + b * 64 + (lane % 4) * 16);
         }
       }
@@ -65,13 +63,7 @@ __device__ __forceinline__ void readState(float (&sum)[Traits::kTiles][4], const
     float s[2][8];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const float* at = row + half * 8 * Traits::kStateDim + b * kBlock;
-      if constexpr (Traits::kLeanReadOut) {
-        *reinterpret_cast<float4*>(&s[half][0]) = *reinterpret_cast<const float4*>(at);
-        *reinterpret_cast<float4*>(&s[half][4]) = *reinterpret_cast<const float4*>(at + 4);
-      } else {
-        loadColumns(s[half], at, lane);
-      }
+      loadColumns(s[half], row + half * 8 * Traits::kStateDim + b * kBlock, lane);
     }
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -79,7 +71,7 @@ __device__ __forceinline__ void readState(float (&sum)[Traits::kTiles][4], const
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         const float x = s[e & 1][i + (e & 2) * 2];
-        const Split split = Traits::kLeanReadOut ? splitTf32Short(x) : splitTf32(x);
+        const Split split = splitTf32(x);
         high[e] = split.high;
         low[e] = split.low;
       }

@@ -30,7 +30,6 @@ struct UpdateTraits {
   // The state is multiplied by vectors, the tokens' queries, in tiles of 8.
   static constexpr int kVectorsPerToken = 1;
   static constexpr int kTiles = (kMaxTokens + 7) / 8;
-  static constexpr bool kLeanReadOut = false;  // two rows of the state share banks: costs less than exchanging columns
   static constexpr int kTilePairs = (kTiles + 1) / 2;
   static constexpr int kTokenSteps = (kMaxTokens + 7) / 8;  // this step's tokens as records, in tiles of 8
   static constexpr int kParts = 1;                  // items of a head

@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(32 * kDirectWarps<Traits>, kDirectThreads<Trai
   float* const slab = reinterpret_cast<float*>(stage) + consumer.warp * kSlab * Traits::kStateDim;
   float sum[Traits::kTiles][4];
   if (consumes) {
-    consumer.readItemState(sum, item, slab, keys);
+    consumer.template readItemState<Traits::kBlocks>(sum, item, slab, keys);
   } else {
     const Weigher<Traits> weigher{{p, layout, 0, thread % 32}};
     weigher.multiply(item, keys);

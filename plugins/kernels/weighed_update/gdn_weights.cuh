@@ -142,6 +142,15 @@ struct GdnWeigher : ConsumerBase<Traits> {
     factor[1] = expf(sum[1]);
   }
 
+  // Once a head, not once a warp and item: 64-bit products.
+  __device__ void target(const ItemHeader& item, char* slot) const {
+    if (lane != 0) return;
+    HeadTargets* targets = reinterpret_cast<HeadTargets*>(slot + layout.targetOffset);
+    targets->out = outputOf<Traits>(p, item);
+    targets->ring = static_cast<__half*>(p.ringValue) + item.slot * p.ringValueSlotStride +
+                    static_cast<int64_t>(item.head()) * p.ringRows * Traits::kHeadDim;
+  }
+
   // All weights of the item's head.
   __device__ void weigh(const ItemHeader& item, char* slot, const char* keys) const {
     const WeightRows<Traits> from = products(keys), rows{reinterpret_cast<float*>(slot + layout.weightOffset)};
@@ -162,12 +171,17 @@ struct GdnWeigher : ConsumerBase<Traits> {
       if (record < committed) put(rows.record(record), from.record(record), own * factor[0], own * factor[1]);
     }
 #pragma unroll 1
-    for (int first = 0; first < tokens; first += kRowsAtOnce) {
+    for (int first = 0; first < Traits::kMaxTokens; first += kRowsAtOnce) {  // zero of tokens that there are not
       const int i = first + lane / kQuads;
       decaysAfter(factor, i, decay.draft);
-      if (i < tokens) put(rows.token(pending, i), from.token(pending, i), factor[0], factor[1]);
+      if (i < tokens) {
+        put(rows.token(pending, i), from.token(pending, i), factor[0], factor[1]);
+      } else if (i < Traits::kMaxTokens) {
+        *reinterpret_cast<float4*>(rows.token(pending, i) + lane % kQuads * 4) = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+      }
     }
     appendDecays(item, logDecay);
+    target(item, slot);
   }
 };
 

@@ -9,9 +9,8 @@
 namespace replayssm::weighed {
 
 // Barriers of a team, by 32-bit shared address. full, empty: stages; keysFull, multiplied, keysEmpty: key buffers, their
-// products; announced, landed, weighed: header, records and weights of a head's slot.
+// products; announced: headers of heads; landed, weighed, released: a head's records and weights in its slot, their use.
 struct Barriers {
-  static constexpr int kSlots = kMaxStages + 1;
   uint32_t base;
   __device__ uint32_t at(int index) const { return base + 8 * index; }
   __device__ uint32_t full(int stage) const { return at(stage); }
@@ -19,11 +18,23 @@ struct Barriers {
   __device__ uint32_t keysFull(int buffer) const { return at(2 * kMaxStages + buffer); }
   __device__ uint32_t keysEmpty(int buffer) const { return at(2 * kMaxStages + kMaxKeyBuffers + buffer); }
   __device__ uint32_t multiplied(int buffer) const { return at(2 * kMaxStages + 2 * kMaxKeyBuffers + buffer); }
-  __device__ uint32_t announced(int slot) const { return at(2 * kMaxStages + 3 * kMaxKeyBuffers + slot); }
-  __device__ uint32_t landed(int slot) const { return announced(kSlots + slot); }
-  __device__ uint32_t weighed(int slot) const { return announced(2 * kSlots + slot); }
+  __device__ uint32_t announced(int head) const { return at(2 * kMaxStages + 3 * kMaxKeyBuffers + head); }
+  __device__ uint32_t landed(int slot) const { return announced(kHeads + slot); }
+  __device__ uint32_t weighed(int slot) const { return announced(kHeads + kMaxSlots + slot); }
+  __device__ uint32_t released(int slot) const { return announced(kHeads + 2 * kMaxSlots + slot); }
 };
-static_assert((2 * kMaxStages + 3 * kMaxKeyBuffers + 3 * Barriers::kSlots) * 8 <= kBarrierBytes, "barriers fit");
+static_assert((2 * kMaxStages + 3 * kMaxKeyBuffers + kHeads + 3 * kMaxSlots) * 8 <= kBarrierBytes, "barriers fit");
+static_assert(kBarrierBytes + kMaxStages * 32 + kHeads * 16 <= kControlBytes && sizeof(StageHeader) == 32, "headers fit");
+
+// The heads of the largest chunk there is.
+__device__ __forceinline__ int mostHeads(const WorkDeal& deal) {
+  return max(deal.rounds > 0 ? deal.roundHeads : 0, deal.pieceHeads);
+}
+
+// Key buffers are used from chunk to chunk; heads of idle rows use none.
+__device__ __forceinline__ bool usesKeys(const ItemHeader& head, HeaderFlags flag) {
+  return head.has(flag) && !head.has(kZero);
+}
 
 template <class Traits>
 struct Producer {
@@ -33,18 +44,25 @@ struct Producer {
   const uint32_t sharedBase;  // of the team's share
   char* const shared;
   const int lane;
-  RingCursor at, slotAt;
+  RingCursor at, headAt, slotAt, keysAt;
+  uint32_t number = 0;  // of the next item
 
-  __device__ char* slot(int index) const { return shared + layout.slotStart + index * layout.slotBytes; }
   __device__ uint32_t stage(int index) const { return sharedBase + layout.stageStart + index * Traits::kStateBytes; }
 
-  // Tells the recorders of a head; they fetch its records.
-  __device__ void announce(const ItemHeader& header) {
+  // Tells the recorders of a head; they fetch its records. Returns where these and the keys will be.
+  //
+  // HAZARD: consumers wait for the keys of chunks that they have not followed, so a key buffer's last keys must have landed.
+  __device__ ItemPlace announce(const ItemHeader& header) {
+    if (usesKeys(header, kFirst)) barrierWait(barriers.keysFull(keysAt.index), keysAt.parity ^ 1);
     if (lane == 0) {
-      *reinterpret_cast<ItemHeader*>(slot(slotAt.index) + layout.slotHeaderOffset) = header;
-      barrierArrive(barriers.announced(slotAt.index));
+      *reinterpret_cast<ItemHeader*>(shared + layout.headPlace(headAt.index)) = header;
+      barrierArrive(barriers.announced(headAt.index));
     }
+    const ItemPlace place = ItemPlace::make(slotAt.index, slotAt.parity, keysAt.index, keysAt.parity);
+    headAt.advance(kHeads);
     slotAt.advance(layout.slots);
+    if (usesKeys(header, kLast)) keysAt.advance(layout.keyBuffers);
+    return place;
   }
 
   __device__ const float* state(int slot, int head, int part) const {
@@ -56,7 +74,7 @@ struct Producer {
   __device__ ItemHeader headerOf(const HeadWalk& walk) const {
     if (walk.ended()) return ItemHeader::make(kEnd, 0, -1, 0, 0, 0, 0, 0);
     const uint32_t flags = (walk.zero() ? kZero : 0u) | (walk.first() ? kFirst : 0u) | (walk.last() ? kLast : 0u) |
-                           (walk.first() && walk.chunk.leads ? kAppendKeys : 0u) | kHeadDone;
+                           (walk.first() && walk.chunk.leads ? kAppendKeys : 0u);
     return ItemHeader::make(flags, walk.chunk.row, walk.info.slot, walk.head(), 0, walk.info.origin, walk.info.pending,
                             clampedTokens(p, walk.info));
   }
@@ -73,11 +91,11 @@ struct Producer {
   }
 
   // Waits for a stage, then one lane writes the header and starts the state's copy.
-  __device__ void sendState(const ItemHeader& header) {
+  __device__ void sendState(const ItemHeader& header, ItemPlace place) {
     barrierWait(barriers.empty(at.index), at.parity ^ 1);
     if (lane == 0) {
       const uint32_t full = barriers.full(at.index);
-      *reinterpret_cast<ItemHeader*>(shared + layout.headerPlace(at.index)) = header;
+      *reinterpret_cast<StageHeader*>(shared + layout.headerPlace(at.index)) = {header, number, place};
       if (header.has(kZero) || header.has(kEnd)) {
         barrierArrive(full);
       } else {
@@ -91,12 +109,13 @@ struct Producer {
       }
     }
     at.advance(layout.stages);
+    ++number;
   }
 
   __device__ void run(int worker, int workers) {
     HeadWalk walk(p, worker, workers, lane);
     ItemHeader header = headerOf(walk);
-    announce(header);
+    ItemPlace place = announce(header), nextPlace{};
     if (lane == 0) prefetchRecords(walk);
     int ahead = 0;  // heads sent while the predecessor may run
 #pragma unroll 1
@@ -106,12 +125,9 @@ struct Producer {
       for (int part = 0; part < Traits::kParts; ++part) {
         ItemHeader item = header;
         if (part > 0) item.drop(kFirst);
-        if (part + 1 < Traits::kParts) {
-          item.drop(kLast);
-          item.drop(kHeadDone);
-        }
+        if (part + 1 < Traits::kParts) item.drop(kLast);
         item.place += static_cast<uint32_t>(part) << 24;
-        sendState(item);
+        sendState(item, place);
         if (part == 0) {
           if (walk.fresh && (!p.settled || walk.last() || ++ahead * Traits::kParts >= layout.stages)) {
             if (p.settled) waitForPredecessor();  // the counter of chunks is its
@@ -119,12 +135,14 @@ struct Producer {
           }
           walk.advance();
           next = headerOf(walk);
-          announce(next);
+          nextPlace = announce(next);
         }
       }
       header = next;
+      place = nextPlace;
     }
-    sendState(header);
+#pragma unroll 1
+    for (int set = 0; set < Traits::kSets; ++set) sendState(header, place);
     walk.list.finish(lane);
   }
 };

@@ -12,6 +12,12 @@
 
 namespace replayssm::weighed {
 
+// Output of a head's first row and the step's first token.
+template <class Traits>
+__device__ __forceinline__ typename Traits::Act* outputOf(const UpdateParams& p, const ItemHeader& item) {
+  return static_cast<typename Traits::Act*>(p.out) + item.row * p.outRowStride + item.head() * p.outHeadStride;
+}
+
 template <class Traits>
 struct WeightRows {
   float* base;
