@@ -3,6 +3,7 @@
 // the row's eight lanes all have it. Shortest chain from load to store.
 #pragma once
 
+#include "../common/store_again.cuh"
 #include "block.cuh"
 
 namespace replayssm {
@@ -97,7 +98,9 @@ struct NarrowRows {
   __device__ void store(int token, const Outputs& out) const {
     if (block.lane % 8 != 0) return;
 #pragma unroll
-    for (int own = 0; own < kOwn; ++own) block.out(token)[rowOf(own)] = Activation<Act>::fromFloat(out[own]);
+    for (int own = 0; own < kOwn; ++own) {
+      storeAgain(block.out(token) + rowOf(own), Activation<Act>::fromFloat(out[own]));
+    }
   }
 
  private:

@@ -4,6 +4,7 @@
 // lane / (32 / rows), and the rest is plain. Fewest instructions a row, longest chain.
 #pragma once
 
+#include "../common/store_again.cuh"
 #include "block.cuh"
 
 namespace replayssm {
@@ -69,7 +70,7 @@ struct WideRows {
 
   __device__ void store(int token, const Outputs& out) const {
     if (block.lane % kLanesPerRow != 0) return;
-    block.out(token)[block.lane / kLanesPerRow] = Activation<Act>::fromFloat(out[0]);
+    storeAgain(block.out(token) + block.lane / kLanesPerRow, Activation<Act>::fromFloat(out[0]));
   }
 
  private:

@@ -32,14 +32,23 @@ struct LoaderBase {
     return p.ringDt + info.slot * p.ringDtSlotStride + static_cast<int64_t>(head) * p.ringRows;
   }
 
-  // Committed rows of a ring in one or two bulk copies, whose bytes the barrier is told of first. One thread calls it.
+  // Committed rows of a ring in one or two bulk copies, whose bytes the barrier is told of first. kOnce: no other team of
+  // this launch reads them. One thread calls it.
+  template <bool kOnce = false>
   __device__ void bulkRows(const RowInfo& info, const Act* ring, int rowBytes, uint32_t target, uint32_t barrier) const {
     if (info.pending == 0) return;
     const int straight = min(info.pending, p.ringRows - info.origin), wrapped = info.pending - straight;
     const char* bytes = reinterpret_cast<const char*>(ring);
     barrierExpect(barrier, info.pending * rowBytes);
-    bulkLoad(target, bytes + info.origin * rowBytes, straight * rowBytes, barrier);
-    if (wrapped > 0) bulkLoad(target + straight * rowBytes, bytes, wrapped * rowBytes, barrier);
+    const auto load = [&](uint32_t at, const char* from, int size) {
+      if constexpr (kOnce) {
+        bulkLoadOnce(at, from, size, barrier);
+      } else {
+        bulkLoad(at, from, size, barrier);
+      }
+    };
+    load(target, bytes + info.origin * rowBytes, straight * rowBytes);
+    if (wrapped > 0) load(target + straight * rowBytes, bytes, wrapped * rowBytes);
   }
 };
 

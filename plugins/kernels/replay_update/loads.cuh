@@ -61,7 +61,8 @@ struct RecordLoader : LoaderBase<Traits> {
     ringPieces<Traits::kHeadDim / 8>(info, this->ringValues(info, head), stage + layout.valueOffset);
   }
   __device__ void bulkValues(const RowInfo& info, int head, uint32_t stage, uint32_t barrier) const {
-    this->bulkRows(info, this->ringValues(info, head), Traits::kValuePitch, stage + layout.valueOffset, barrier);
+    this->template bulkRows<true>(info, this->ringValues(info, head), Traits::kValuePitch, stage + layout.valueOffset,
+                                  barrier);
   }
   __device__ void tokenValues(const RowInfo& info, int row, int head, uint32_t stage) const {
     const Act* values = static_cast<const Act*>(p.value.data) + row * p.value.rowStride + head * p.value.headStride;

@@ -2,6 +2,7 @@
 // step's tokens. single.cuh has that of one token.
 #pragma once
 
+#include "../common/store_again.cuh"
 #include "consumer.cuh"
 #include "few.cuh"
 
@@ -181,8 +182,8 @@ struct Mamba2Consumer : ConsumerBase<Traits> {
         const uint16_t first = Activation<Act>::fromFloat(real ? sum[tile][e] : 0.0f);
         const uint16_t second = Activation<Act>::fromFloat(real ? sum[tile][2 + e] : 0.0f);
         if (token < p.tokens) {
-          at[0] = first;
-          at[8] = second;
+          storeAgain(at, first);
+          storeAgain(at + 8, second);
         }
       }
     }

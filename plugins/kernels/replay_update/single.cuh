@@ -8,6 +8,7 @@
 // each 8 records 2c and 2c + 1.
 #pragma once
 
+#include "../common/store_again.cuh"
 #include "consumer.cuh"
 #include "few.cuh"
 
@@ -93,7 +94,7 @@ struct SingleConsumer : ConsumerBase<Traits> {
     if (lane % 4 > 1) return;
     const int element = warp * kSlab + lane / 4 * 2 + lane % 4;
     uint16_t* out = static_cast<uint16_t*>(p.out) + item.row * p.outRowStride + item.head() * p.outHeadStride + element;
-    *out = Activation<Act>::fromFloat(lane % 4 == 0 ? even : odd);
+    storeAgain(out, Activation<Act>::fromFloat(lane % 4 == 0 ? even : odd));
   }
 
   __device__ void writeZeros(const ItemHeader& item) const { writeOutput(item, 0.0f, 0.0f); }
