@@ -9,7 +9,7 @@ namespace replayssm {
 namespace {
 
 constexpr int kMostMultiprocessors = 1 << 16;
-constexpr int32_t kMostPartHeads = 16;  // of any kernel of parts
+constexpr int32_t kMostPartHeads = 64;  // of any kernel of parts
 
 LaunchWish launchWish(const rssm_update_launch& l) {
   return {static_cast<UpdateKernel>(l.kernel), l.multiprocessors, l.run_heads, l.piece_heads, l.drawn_rounds, l.stages};

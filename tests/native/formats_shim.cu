@@ -88,10 +88,16 @@ struct Stochastic {
 
 struct Words {
   StateRandom random;
-  uint32_t* word;
-  RSSM_EACH void operator()(size_t quad) const {
-    const PhiloxWords four = random.words(static_cast<uint32_t>(quad));
-    for (int i = 0; i < 4; ++i) word[4 * quad + i] = four.word[i];
+  uint32_t *word, *complement;
+  RSSM_EACH void operator()(size_t i) const {
+    const uint32_t quad = static_cast<uint32_t>(i);
+    const PhiloxWords four = random.words(quad);
+    PhiloxWords both[2];
+    random.complements(both, {quad ^ 1, quad});
+    for (int e = 0; e < 4; ++e) {
+      word[4 * i + e] = four.word[e];
+      complement[4 * i + e] = both[1].word[e];
+    }
   }
 };
 
@@ -142,9 +148,9 @@ __attribute__((visibility("default"))) void shim_stochastic(int format, const fl
 }
 
 __attribute__((visibility("default"))) void shim_words(uint64_t seed, uint32_t layer_head, uint32_t position,
-                                                       uint32_t* word, size_t quads) {
-  Copy<uint32_t> out(word, 4 * quads, true);
-  forEach(Words{{seed, layer_head, position}, out.device}, quads);
+                                                       uint32_t* word, uint32_t* complement, size_t quads) {
+  Copy<uint32_t> out(word, 4 * quads, true), other(complement, 4 * quads, true);
+  forEach(Words{{seed, layer_head, position}, out.device, other.device}, quads);
 }
 
 __attribute__((visibility("default"))) void shim_invert(const float* x, float* result, size_t count) {

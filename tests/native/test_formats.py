@@ -131,11 +131,12 @@ def test_nan_stays_nan_or_becomes_the_largest_number(shim: ctypes.CDLL) -> None:
 @pytest.mark.parametrize("seed", [0, 1, 0x123456789ABCDEF0, 2**64 - 1])
 def test_random_words_are_the_specifications(shim: ctypes.CDLL, seed: int) -> None:
     layer, head, position, elems = 65535, 17, 2**31 - 1, 4096
-    words = np.zeros(elems, np.uint32)
+    words, complements = np.zeros(elems, np.uint32), np.zeros(elems, np.uint32)
     shim.shim_words(
         ctypes.c_uint64(seed), ctypes.c_uint32(layer << 16 | head), ctypes.c_uint32(position), pointer(words),
-        ctypes.c_size_t(elems // 4),
+        pointer(complements), ctypes.c_size_t(elems // 4),
     )  # fmt: skip
+    assert np.array_equal(~complements, words)
     expected = state_words(seed, layer, head + 1, elems, position)[head]
     assert np.array_equal(words, expected)
     counter = np.array([3, layer << 16 | head, position, Domain.STATE], np.uint32)

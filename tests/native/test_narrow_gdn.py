@@ -32,7 +32,7 @@ def test_plain_steps_match_the_reference_at_every_fill(
     twin.check_neighbours()
 
 
-PARTS = [(8, 4, 4, 1), (8, 4, 8, 1), (16, 4, 8, 2), (24, 2, 8, 1)]
+PARTS = [(8, 4, 4, 2), (8, 4, 8, 2), (16, 8, 16, 2), (16, 4, 8, 2), (24, 2, 8, 2)]
 
 
 @pytest.mark.parametrize(("heads", "groups", "part", "stages"), PARTS)
@@ -46,7 +46,7 @@ def test_a_part_of_several_groups_or_of_a_piece_of_one_matches_the_reference(
     part: int,
     stages: int,
 ) -> None:
-    """As large batches are launched: a warp a head, two or four groups a part."""
+    """As large batches are launched: a warp a group, or several; parts of two, four and eight groups."""
     asked = UpdateLaunch(kernel=UpdateKernel.PARTS, piece_heads=part, stages=stages)
     twin = NarrowTwin(library, shape(heads, groups), config(recurrence, read), "bfloat16", slots=6, asked=asked)
     for slot, (h, origin) in enumerate([(0, 4), (1, 16), (8, 3), (15, 12), (16, 9), (16, 0)]):

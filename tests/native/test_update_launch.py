@@ -69,7 +69,8 @@ def text(library: _abi.Library, shape: SsmShape, rows: int, **options: Any) -> s
         (SUPER, 256, {"tokens": 4}, "26 rounds of 4 heads, 1262 pieces of 4 heads, 264 of single heads"),
         (NANO, 256, {}, "20 rounds of 4 heads, 1596 pieces of 2 heads, 264 of single heads"),
         (NANO, 256, {"tokens": 4}, "6 rounds of 12 heads, 2652 pieces of 2 heads, 264 of single heads"),
-        (SUPER, 256, {"narrow": True}, "parts: 2048 CTAs of 128 threads and"),
+        (SUPER, 256, {"narrow": True}, "parts: 264 CTAs of 128 threads and"),
+        (SUPER, 256, {"narrow": True, "tokens": 2}, "parts: 2048 CTAs of 128 threads and"),
         (QWEN, 1, {}, "plain: 64 CTAs of 128 threads and 10576 bytes"),
         (QWEN, 8, {}, "plain: 512 CTAs of 128 threads and"),
         (QWEN, 64, {}, "plain: 4096 CTAs of 128 threads and"),
@@ -120,20 +121,30 @@ def test_runs_of_one_head_are_drawn_one_by_one_unless_asked(library: _abi.Librar
 def test_what_is_asked_of_parts_is_what_it_gets(library: _abi.Library) -> None:
     for heads, stages in ((4, 1), (8, 2), (16, 1)):
         launch = UpdateLaunch(kernel=PARTS, piece_heads=heads, stages=stages)
-        plan = library.update_launch_plan(update_args(SUPER, 256, narrow=True, launch=launch), MULTIPROCESSORS)
+        args = update_args(SUPER, 256, 2, narrow=True, launch=launch)
+        plan = library.update_launch_plan(args, MULTIPROCESSORS)
         assert (plan.piece_heads, plan.stages, plan.ctas) == (heads, stages, 256 * 128 // heads)
 
 
-def test_parts_of_a_large_batch_are_of_as_many_groups_as_give_each_warp_a_head(library: _abi.Library) -> None:
-    """Of the gated delta rule, for one token; an eighth of the rows leave some multiprocessors without."""
-    for rows, heads in ((256, 8), (128, 4), (8, 2)):
+@pytest.mark.parametrize(("rows", "ctas"), [(1, 32), (8, 256), (256, 264), (9000, 300)])
+def test_ctas_of_plain_decoding_stay_and_share_the_heads(library: _abi.Library, rows: int, ctas: int) -> None:
+    """As many as have room; fewer where warps would have less than a head, more where one would have too many rows."""
+    launch = UpdateLaunch(kernel=PARTS, stages=1)
+    plan = library.update_launch_plan(update_args(SUPER, rows, narrow=True, launch=launch), MULTIPROCESSORS)
+    assert (plan.ctas, plan.stages) == (ctas, 1)
+
+
+def test_parts_of_a_large_batch_are_of_as_many_groups_as_there_are_warps(library: _abi.Library) -> None:
+    """Of the gated delta rule, for one token: fewer groups where multiprocessors would be left without a part; CTAs
+    that stay."""
+    for rows, heads, ctas in ((256, 16, 2 * MULTIPROCESSORS), (128, 16, 256), (64, 8, 256), (8, 2, 128)):
         plan = library.update_launch_plan(update_args(QWEN, rows, narrow=True), MULTIPROCESSORS)
-        assert (plan.piece_heads, plan.ctas) == (heads, rows * QWEN.heads // heads)
+        assert (plan.piece_heads, plan.ctas) == (heads, ctas)
     launch = UpdateLaunch(kernel=PARTS, piece_heads=4)
     plan = library.update_launch_plan(update_args(QWEN, 8, narrow=True, launch=launch), MULTIPROCESSORS)
     assert (plan.piece_heads, plan.ctas) == (4, 8 * QWEN.heads // 4)
-    with pytest.raises(ContractError, match="piece_heads 2 4 8, stages 1 2"):
-        text(library, QWEN, 8, narrow=True, launch=UpdateLaunch(kernel=PARTS, piece_heads=16))
+    with pytest.raises(ContractError, match="piece_heads 2 4 8 16, stages 1 2"):
+        text(library, QWEN, 8, narrow=True, launch=UpdateLaunch(kernel=PARTS, piece_heads=32))
 
 
 REFUSED: list[tuple[str, SsmShape, int, dict[str, Any], UpdateLaunch]] = [

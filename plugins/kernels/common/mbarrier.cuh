@@ -16,6 +16,11 @@ __device__ __forceinline__ void barrierInit(uint32_t barrier, uint32_t arrivals)
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
 
+// Before the barrier is initialised anew; nothing may be under way to it.
+__device__ __forceinline__ void barrierInvalidate(uint32_t barrier) {
+  asm volatile("mbarrier.inval.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
+
 // Makes barrier initialisation visible to the asynchronous proxy; a __syncthreads must follow.
 __device__ __forceinline__ void barrierInitFence() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -111,6 +116,13 @@ __device__ __forceinline__ void wordLoad(uint32_t target, const void* source) {
 // Sixteen bytes, global -> shared, asynchronous, past the L1; both addresses 16-byte aligned.
 __device__ __forceinline__ void pieceLoad(uint32_t target, const void* source) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(target), "l"(source) : "memory");
+}
+
+// The same with constant offsets.
+template <int kTarget, int kSource>
+__device__ __forceinline__ void pieceLoad(uint32_t target, const void* source) {
+  asm volatile("cp.async.cg.shared.global [%0 + %2], [%1 + %3], 16;" ::"r"(target), "l"(source), "n"(kTarget), "n"(kSource)
+               : "memory");
 }
 
 // This thread's arrival on `barrier` happens when all its earlier word and piece loads have landed.

@@ -13,9 +13,10 @@ struct PhiloxWords {
   uint32_t word[4];
 };
 
-// The words of kCount counters whose first words are c[i] and which share the others. Their rounds are side by side, so
-// that they share the round keys and whatever of the first two rounds does not depend on c[i].
-template <int kCount>
+// The words, or their complements, of kCount counters whose first words are c[i] and which share the others. Their
+// rounds are side by side, so that they share the round keys and whatever of the first two rounds does not depend on
+// c[i].
+template <bool kComplements, int kCount>
 RSSM_PORTABLE void philox4x32(PhiloxWords (&words)[kCount], const uint32_t (&c)[kCount], uint32_t c1, uint32_t c2,
                               uint32_t c3, uint64_t seed) {
   uint32_t k0 = static_cast<uint32_t>(seed), k1 = static_cast<uint32_t>(seed >> 32);
@@ -24,6 +25,7 @@ RSSM_PORTABLE void philox4x32(PhiloxWords (&words)[kCount], const uint32_t (&c)[
 #pragma unroll
 #endif
   for (int round = 0; round < 10; ++round) {
+    const uint32_t turn = kComplements && round == 9 ? ~0u : 0u;
 #if defined(__CUDA_ARCH__)
 #pragma unroll
 #endif
@@ -31,10 +33,10 @@ RSSM_PORTABLE void philox4x32(PhiloxWords (&words)[kCount], const uint32_t (&c)[
       uint32_t(&w)[4] = words[i].word;
       const uint64_t p0 = static_cast<uint64_t>(w[0]) * 0xD2511F53u;
       const uint64_t p1 = static_cast<uint64_t>(w[2]) * 0xCD9E8D57u;
-      w[0] = static_cast<uint32_t>(p1 >> 32) ^ w[1] ^ k0;
-      w[1] = static_cast<uint32_t>(p1);
-      w[2] = static_cast<uint32_t>(p0 >> 32) ^ w[3] ^ k1;
-      w[3] = static_cast<uint32_t>(p0);
+      w[0] = static_cast<uint32_t>(p1 >> 32) ^ w[1] ^ (k0 ^ turn);
+      w[1] = static_cast<uint32_t>(p1) ^ turn;
+      w[2] = static_cast<uint32_t>(p0 >> 32) ^ w[3] ^ (k1 ^ turn);
+      w[3] = static_cast<uint32_t>(p0) ^ turn;
     }
     k0 += 0x9E3779B9u;
     k1 += 0xBB67AE85u;
@@ -43,7 +45,7 @@ RSSM_PORTABLE void philox4x32(PhiloxWords (&words)[kCount], const uint32_t (&c)[
 
 RSSM_PORTABLE PhiloxWords philox4x32(uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3, uint64_t seed) {
   PhiloxWords words[1];
-  philox4x32<1>(words, {c0}, c1, c2, c3, seed);
+  philox4x32<false, 1>(words, {c0}, c1, c2, c3, seed);
   return words[0];
 }
 
@@ -57,9 +59,10 @@ struct StateRandom {
   RSSM_PORTABLE PhiloxWords words(uint32_t quad) const {
     return philox4x32(quad, layerHead, position, kStateDomain, seed);
   }
+  // Their complements, for several of these.
   template <int kCount>
-  RSSM_PORTABLE void words(PhiloxWords (&words)[kCount], const uint32_t (&quads)[kCount]) const {
-    philox4x32<kCount>(words, quads, layerHead, position, kStateDomain, seed);
+  RSSM_PORTABLE void complements(PhiloxWords (&words)[kCount], const uint32_t (&quads)[kCount]) const {
+    philox4x32<true, kCount>(words, quads, layerHead, position, kStateDomain, seed);
   }
 };
 

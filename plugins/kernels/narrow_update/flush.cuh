@@ -1,7 +1,7 @@
-// Flushing steps: the CTA takes its part's heads one after the other, a warp a slab. A slab goes from the
-// high-precision checkpoint through shared memory into registers, is folded, read out and written back, with stochastic
-// rounding; while the next one is loaded, the read copy is written to nearest. For NVFP4 the warps first exchange the
-// head's largest magnitude.
+// Flushing steps: the CTA takes its part's heads one after the other; their slabs are dealt to the warps in turn. A slab
+// goes from the high-precision checkpoint through shared memory into registers, is folded, read out and written back,
+// with stochastic rounding; while the next one is loaded, the read copy is written to nearest. For NVFP4 a warp tells the
+// slab's largest magnitude before it writes the recurrence, and waits for the head's after that.
 #pragma once
 
 #include "fold.cuh"
@@ -28,42 +28,36 @@ struct HeadFlush {
   // The next slab's lines go to the L2 ahead, but for NVFP4, whose long way to its codes hides the load. There it is a
   // loss (758 us instead of 624): lines read long before they are written leave the L2 in between.
   static constexpr bool kPrefetches = Traits::kRead != StateFormat::kE2m1;
-  static constexpr bool kOneSlab = Traits::kWarps >= Traits::kSlabs;  // of a head, at most, is a warp's
+  static constexpr bool kOwnSlab = Traits::kWarps == Traits::kSlabs;  // the same one of every head
 
   struct Item {
     int index, slab;
   };
 
+  static __device__ __forceinline__ HeadFlush of(const Part<Traits>& part) {
+    return {part, sharedAddress(part.shared) + part.warp * kMaxNarrowStages * 8};
+  }
+
   __device__ bool valid(const Item& item) const { return item.index < part.heads && item.slab < Traits::kSlabs; }
 
+  __device__ Item first() const { return {part.warp / Traits::kSlabs, part.warp % Traits::kSlabs}; }
+
   __device__ Item next(Item item) const {
-    if constexpr (kOneSlab) return {item.index + 1, part.warp};
-    item.slab += Traits::kWarps;
-    return item.slab < Traits::kSlabs ? item : Item{item.index + 1, part.warp};
+    if constexpr (kOwnSlab) return {item.index + 1, item.slab};
+    item.index += Traits::kWarps / Traits::kSlabs;
+    item.slab += Traits::kWarps % Traits::kSlabs;
+    return item.slab < Traits::kSlabs ? item : Item{item.index + 1, item.slab - Traits::kSlabs};
   }
 
   // Of the item's place in this warp's sequence.
   __device__ uint32_t parityOf(const Item& item) const {
-    if constexpr (kOneSlab) return item.index & 1;
-    const int slabs = (Traits::kSlabs - part.warp + Traits::kWarps - 1) / Traits::kWarps;
-    return (item.index * slabs + item.slab / Traits::kWarps) & 1;
+    return (item.index * Traits::kSlabs + item.slab) / Traits::kWarps & 1;
   }
 
-  // What a flush folds: x, or for GDN raw values, from which it derives the corrections anew.
-  __device__ const Act* recordInputs(int head) const {
-    if constexpr (Traits::kGdn) return part.ringInputs(head);
-    return part.ringValues(head);
-  }
-
-  // Row of the slab's first state row among all rows of the slot.
-  __device__ int64_t stateRow(const Item& item) const {
-    return static_cast<int64_t>(part.firstHead + item.index) * Traits::kHeadDim + item.slab * 16;
-  }
-  __device__ char* state(const CheckpointCopy& copy, const Item& item, int rowBytes) const {
-    return static_cast<char*>(copy.data) + part.slot * copy.slotBytes + stateRow(item) * rowBytes;
-  }
-  __device__ char* scale(const CheckpointCopy& copy, const Item& item, int rowBytes) const {
-    return static_cast<char*>(copy.scale) + part.slot * copy.scaleSlotBytes + stateRow(item) * rowBytes;
+  // Rows of a checkpoint copy or of its scales.
+  __device__ char* rows(FlushBase base, const Item& item, int rowBytes) const {
+    if (rowBytes == 0) return nullptr;
+    return part.pointer(base) + static_cast<uint32_t>(item.index * Traits::kSlabs + item.slab) * (16 * rowBytes);
   }
 
   __device__ const char* values() const { return part.own() + part.layout.slabValueOffset; }
@@ -73,72 +67,127 @@ struct HeadFlush {
     const uint32_t target = sharedAddress(part.own());
     if (part.lane == 0) {
       barrierExpect(full, 16 * (Hp::kRowBytes + Hp::kScaleBytes));
-      bulkLoadAgain(target, state(part.p.recurrence, item, Hp::kRowBytes), 16 * Hp::kRowBytes, full);
+      bulkLoadAgain(target, rows(FlushBase::kState, item, Hp::kRowBytes), 16 * Hp::kRowBytes, full);
       if constexpr (Hp::kScaleBytes > 0) {
-        bulkLoad(target + layout.slabScaleOffset, scale(part.p.recurrence, item, Hp::kScaleBytes),
+        bulkLoad(target + layout.slabScaleOffset, rows(FlushBase::kStateScale, item, Hp::kScaleBytes),
                  16 * Hp::kScaleBytes, full);
       }
       const Item after = next(item);
       if (kPrefetches && valid(after)) {
-        bulkPrefetch(state(part.p.recurrence, after, Hp::kRowBytes), 16 * Hp::kRowBytes);
+        bulkPrefetch(rows(FlushBase::kState, after, Hp::kRowBytes), 16 * Hp::kRowBytes);
       }
     }
-    const int head = part.firstHead + item.index;
+    // What a flush folds: x, or for GDN raw values, from which it derives the corrections anew.
+    const auto values = [&](FlushBase base, int64_t headStride) {
+      return reinterpret_cast<const Act*>(part.pointer(base)) + item.index * headStride + item.slab * 16;
+    };
     part.template loadRows<2, 32>(target + layout.slabValueOffset, Traits::kSlabValuePitch,
-                                  recordInputs(head) + item.slab * 16, Traits::kHeadDim,
-                                  part.tokenValues(head) + item.slab * 16, part.p.value.tokenStride, part.lane);
+                                  values(FlushBase::kInputs, part.p.ringRows * Traits::kHeadDim), Traits::kHeadDim,
+                                  values(FlushBase::kTokens, part.p.value.headStride), part.p.value.tokenStride,
+                                  part.lane);
     __syncwarp();
     loadsArrive(full);
   }
 
-  // Largest finite magnitude of the head, of which every warp holds one slab.
-  __device__ float headLargest(const SlabMaxima& maxima, int index) const {
-    // Heads take turns with two rows: a warp is at most one head ahead. Magnitudes are in the order of their bits.
-    uint32_t* row = reinterpret_cast<uint32_t*>(part.shared + part.layout.amaxOffset) + index % 2 * 16;
+  // The CTA's heads take turns with kMaximumRows rows of magnitudes, a word a slab, which are in the order of their bits,
+  // and as many barriers. No warp is further ahead of another: each has a slab of one of two heads in succession.
+  __device__ char* exchange() const { return part.shared + part.layout.amaxOffset; }
+  __device__ int* headCounts() const { return reinterpret_cast<int*>(exchange() + kHeadCount); }
+  __device__ uint32_t* magnitudes(int head) const {
+    return reinterpret_cast<uint32_t*>(exchange()) + head % kMaximumRows * 16;
+  }
+  __device__ uint32_t headBarrier(int head) const {
+    return sharedAddress(exchange()) + kMaximumBarriers + head % kMaximumRows * 8;
+  }
+
+  // The slab's largest finite magnitude, for all warps that have one of the head's.
+  __device__ void tellLargest(const SlabMaxima& maxima, const Item& item) const {
     const uint32_t own = __reduce_max_sync(kAllLanes, __float_as_uint(maxima.all()));
-    if (part.lane == 0) row[part.warp] = own;
-    asm volatile("bar.sync 1, %0;" ::"n"(32 * Traits::kSlabs) : "memory");
-    return __uint_as_float(__reduce_max_sync(kAllLanes, row[part.lane % Traits::kSlabs]));
+    if (part.lane == 0) {
+      const int head = headCounts()[0] + item.index;
+      magnitudes(head)[item.slab] = own;
+      barrierArrive(headBarrier(head));
+    }
+  }
+  __device__ float headLargest(int index) const {
+    const int head = headCounts()[0] + index;
+    barrierWait(headBarrier(head), head / kMaximumRows & 1);
+    return __uint_as_float(__reduce_max_sync(kAllLanes, magnitudes(head)[part.lane % Traits::kSlabs]));
   }
 
-  // Both copies are written from the same float32 numbers.
-  template <class Maxima>
-  __device__ void storeRecurrence(const Slab& s, const Maxima& maxima, const Item& item,
-                                  const StateRandom& random) const {
-    const typename HpCodec::Encoder hp(maxima, part.own(), state(part.p.recurrence, item, Hp::kRowBytes),
-                                       scale(part.p.recurrence, item, Hp::kScaleBytes), 1.0f, part.lane);
-#pragma unroll
-    for (int run = 0; run < 4; ++run) hp.stochastic(s, maxima, run / 2, run % 2, random, item.slab * 16);
-    hp.finish();
+  // Rounds a run of the recurrence; looks up anew what it takes.
+  __device__ void storeRun(const typename HpCodec::Encoder& hp, const SlabRun& run) const {
+    const Item item = current(part);
+    StateRandom random{};
+    if constexpr (Traits::kRecurrence != StateFormat::kFloat32) {
+      random = {part.base(FlushBase::kSeed),
+                static_cast<uint32_t>(part.p.layer) << 16 |
+                    static_cast<uint32_t>(part.p.headOffset + part.saved(-1).firstHead + item.index),
+                static_cast<uint32_t>(part.base(FlushBase::kPosition))};
+    }
+    hp.stochastic(run, random, item.slab * 16);
   }
 
-  __device__ void storeRead(const Slab& s, const SlabMaxima& maxima, const Item& item) const {
+  __device__ typename HpCodec::Encoder recurrenceEncoder(const SlabMaxima& maxima, const Item& item) const {
+    return {maxima, part.own() + part.layout.codeOffset, rows(FlushBase::kState, item, Hp::kRowBytes),
+            rows(FlushBase::kStateScale, item, Hp::kScaleBytes), 1.0f, part.lane};
+  }
+
+  __device__ typename LpCodec::Encoder readEncoder(const SlabMaxima& maxima, const Item& item) const {
     float headScale = 1.0f;
     if constexpr (Traits::kWholeHead) {
-      headScale = nvfp4HeadScale(headLargest(maxima, item.index));
-      if (part.warp == 0 && part.lane == 0) {
+      headScale = nvfp4HeadScale(headLargest(item.index));
+      if (item.slab == 0 && part.lane == 0) {
         part.p.read.headScale[part.slot * part.p.read.headScaleSlotStride + part.firstHead + item.index] = headScale;
       }
     }
-    const typename LpCodec::Encoder lp(maxima, part.own(), state(part.p.read, item, Lp::kRowBytes),
-                                       scale(part.p.read, item, Lp::kScaleBytes), headScale, part.lane);
-#pragma unroll
-    for (int run = 0; run < 4; ++run) lp.nearest(s, maxima, run / 2, run % 2);
-    lp.finish();
+    return {maxima, part.own(), rows(FlushBase::kRead, item, Lp::kRowBytes),
+            rows(FlushBase::kReadScale, item, Lp::kScaleBytes), headScale, part.lane};
   }
 
-  // Folds and computes the outputs: one token, up to 16 records.
-  __device__ void foldPlain(float (&sum)[4], Slab& s, const Item& item, const char* values, int lane) const {
+  // Outputs of rows g and g + 8, from S q of the folded slab, decayed; the token's values are appended.
+  __device__ void finishPlain(const float (&recalled)[2], const Item& item, const char* values, int lane) const {
     using A = Activation<Act>;
-    const float* at = plainWeights(part, item.index);
-    foldTile<Traits>(s, part.shared + part.layout.keyOffset, values, PlainFolds{at}, at[16], 0, part.pending, lane);
-    float recalled[2];
-    readSlabOnce<Traits>(recalled, s, part.queries(), lane);
+    const float weight = plainWeights(part, item.index)[18];
     const char* value = values + part.pending * Traits::kSlabValuePitch + lane / 4 * 2;
+    float sum[4] = {};
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const float x = A::toFloat(*reinterpret_cast<const uint16_t*>(value + 16 * half));
-      sum[2 * half] = fmaf(at[17], recalled[half], at[18] * x);
+      sum[2 * half] = fmaf(weight, x, recalled[half]);
+    }
+    part.writeOutput(part.firstHead + item.index, item.slab, sum);
+    part.appendValues(part.firstHead + item.index, values, Traits::kSlabValuePitch, item.slab * 16, 2);
+  }
+
+  // Folds and computes the outputs: one token, up to 16 records.
+  __device__ void foldPlain(Slab& s, const Item& item, const char* values, int lane) const {
+    const float* at = plainWeights(part, item.index);
+    const char* scales = part.own() + part.layout.slabScaleOffset;
+    float weighted[4][2], recalled[2];
+    weighValues<Traits>(weighted, values, PlainFolds{at}, 0, part.pending, lane);
+    if constexpr (Traits::kReadsCodes) {  // before there is a slab in registers
+      CodeProduct<Traits> product(reinterpret_cast<const char*>(part.fragments()), lane);
+#pragma unroll
+      for (int b = 0; b < 4; ++b) {
+        product.add({HpCodec::halves(part.own(), b, 0, lane), HpCodec::halves(part.own(), b, 1, lane)}, b);
+      }
+      addWeighted(recalled, weighted, part.dotOf(lane % 4));
+      addLanes(recalled);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float scale = at[19] * HpCodec::rowScale(scales, half, lane);
+        recalled[half] = fmaf(scale, product.row(half), at[17] * recalled[half]);
+      }
+      finishPlain(recalled, item, values, lane);
+    }
+    HpCodec::decode(s, part.own(), scales, lane);
+    foldFragments<Traits>(s, part.keys(), weighted, at[16], 0, part.pending, lane);
+    if constexpr (!Traits::kReadsCodes) {
+      readSlabOnce<Traits>(recalled, s, part.queries(), lane);
+      recalled[0] *= at[17];
+      recalled[1] *= at[17];
+      finishPlain(recalled, item, values, lane);
     }
   }
 
@@ -148,82 +197,114 @@ struct HeadFlush {
     {
       const Item item = current(part);
       const Part<Traits> now = part.saved(item.index);
-      if constexpr (Traits::kRecallsCodes) {
-        const int group = now.groupOf(item.index), number = now.lane / 4;
-        recallCodes<Traits, HpCodec>(recall, now.own(), {now.keyHalf(group, number), now.keyHalf(group, number + 8)},
-                                     now.lane);
-      } else {
-        HpCodec::decode(s, now.own(), nullptr, now.lane);
-        recallSlab(recall, s, now);
-      }
+      HpCodec::decode(s, now.own(), nullptr, now.lane);
+      recallSlab(recall, s, now);
     }
-    {
-      const Item item = current(part);
-      const Part<Traits> now = part.saved(item.index);
-      const char* scales = now.own() + now.layout.slabScaleOffset;
-      const float rowScales[2] = {HpCodec::rowScale(scales, 0, now.lane), HpCodec::rowScale(scales, 1, now.lane)};
-      solveSlab<Traits>(weighted, recall, rowScales, {now.solves(item.index)}, HeadFlush{now, full}.values(),
-                        now.pending, now.lane);
-    }
-    {
-      const Item item = current(part);
-      const Part<Traits> now = part.saved(item.index);
-      if constexpr (Traits::kRecallsCodes) {
-        HpCodec::decode(s, now.own(), now.own() + now.layout.slabScaleOffset, now.lane);
-      }
-      foldFragments<Traits>(s, now.keys(), weighted, *HeadSolve{now.solves(item.index)}.total(), 0, now.pending,
-                            now.lane);
-    }
+    solvePlainGdn(weighted, recall);
+    foldSolved(s, weighted);
     const Item item = current(part);
     const Part<Traits> now = part.saved(item.index);
-    finishToken(s, now, item.index, item.slab, HeadFlush{now, full}.values());
+    float sum[4];
+    readToken(sum, s, now);
+    finishToken(sum, now, item.index, item.slab, of(now).values());
+  }
+
+  // The same by way of codes, of which outputs come before there is a slab in registers.
+  __device__ void foldPlainCodes(Slab& s) const {
+    float recall[2][4], weighted[4][2], product[2];
+    {
+      const Item item = current(part);
+      const Part<Traits> now = part.saved(item.index);
+      const int group = now.groupOf(item.index), number = now.lane / 4;
+      recallCodes<Traits, HpCodec>(recall, product, now.own(), now.vectorHalves(),
+                                   {now.keyHalf(group, number), now.keyHalf(group, number + 8)}, now.lane);
+    }
+    solvePlainGdn(weighted, recall);
+    {
+      const Item item = current(part);
+      const Part<Traits> now = part.saved(item.index);
+      const HeadFlush<Traits> flush = of(now);
+      float sum[4];
+      readTokenCodes(sum, weighted, product, flush.rowScales(), *HeadSolve{now.solves(item.index)}.total(), now);
+      finishToken(sum, now, item.index, item.slab, flush.values());
+    }
+    {
+      const Part<Traits> now = part.saved(-1);
+      HpCodec::decode(s, now.own(), now.own() + now.layout.slabScaleOffset, now.lane);
+    }
+    foldSolved(s, weighted);
+  }
+
+  __device__ float2 rowScales() const {
+    const char* scales = part.own() + part.layout.slabScaleOffset;
+    return make_float2(HpCodec::rowScale(scales, 0, part.lane), HpCodec::rowScale(scales, 1, part.lane));
+  }
+
+  __device__ void solvePlainGdn(float (&weighted)[4][2], const float (&recall)[2][4]) const {
+    const Item item = current(part);
+    const Part<Traits> now = part.saved(item.index);
+    const HeadFlush<Traits> flush = of(now);
+    solveSlab<Traits>(weighted, recall, flush.rowScales(), {now.solves(item.index)}, flush.values(), now.pending,
+                      now.lane);
+  }
+
+  __device__ void foldSolved(Slab& s, const float (&weighted)[4][2]) const {
+    const Item item = current(part);
+    const Part<Traits> now = part.saved(item.index);
+    foldFragments<Traits>(s, now.keys(), weighted, *HeadSolve{now.solves(item.index)}.total(), 0, now.pending, now.lane);
   }
 
   // The same for any number of tokens and records.
-  __device__ void foldAny(float (&sum)[1][4], Slab& s, const Item& item, const char* values, int lane) const {
-    const int pending = part.pending, tokens = part.tokens;
-    const float* scalars = part.scalars();
+  __device__ void foldAny(float (&sum)[1][4], Slab& s) const {
     HeadWeights weights;
-    weights.load(part.dt(item.index), scalars[item.index], pending, tokens, lane);
-    foldSlab<Traits>(s, part.shared + part.layout.keyOffset, values, weights.decay, pending, lane);
-    readSlab<Traits, 1>(sum, s, {part.vectorRow(lane / 4)}, {lane / 4 < tokens}, lane);
+    {
+      const Item item = current(part);
+      const Part<Traits> now = part.saved(item.index);
+      weights.load(now.dt(item.index), now.scalars()[item.index], now.pending, now.tokens, now.lane);
+      HpCodec::decode(s, now.own(), now.own() + now.layout.slabScaleOffset, now.lane);
+      foldSlab<Traits>(s, now.keys(), of(now).values(), weights.decay, now.pending, now.lane);
+    }
+    const Item item = current(part);
+    const Part<Traits> now = part.saved(item.index);
+    const int pending = now.pending, tokens = now.tokens, lane = now.lane;
+    readSlab<Traits, 1>(sum, s, {now.vectorRow(lane / 4)}, {lane / 4 < tokens}, lane);
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
       const float factor = expf(__shfl_sync(kAllLanes, weights.decay.prefix, 2 * (lane % 4) + e));
       sum[0][e] *= factor;
       sum[0][2 + e] *= factor;
     }
-    weights.skip = part.p.skip != nullptr ? scalars[kMaxPartHeads + item.index] : 0.0f;
+    weights.skip = now.p.skip != nullptr ? now.scalars()[kMaxPartHeads + item.index] : 0.0f;
     float weight[4];
-    recordWeights<Traits, true>(weight, part.dots()[lane], weights, pending, pending, tokens, lane);
+    recordWeights<Traits, true>(weight, now.dots()[lane], weights, pending, pending, tokens, lane);
     addRecords<Act, 1, Traits::kSlabValuePitch>(
-        sum, sharedAddress(values) + pending * Traits::kSlabValuePitch, weight, tokens, lane);
+        sum, sharedAddress(of(now).values()) + pending * Traits::kSlabValuePitch, weight, tokens, lane);
   }
 
   __device__ void finish(const Item& item) const {
-    const NarrowLayout& layout = part.layout;
     const int lane = part.lane;
-    const int head = part.firstHead + item.index;
     Slab s;
-    if constexpr (!Traits::kPlainGdn) HpCodec::decode(s, part.own(), part.own() + layout.slabScaleOffset, lane);
-    if constexpr (Traits::kPlainGdn) {
+    if constexpr (Traits::kRecallsCodes) {
+      foldPlainCodes(s);
+    } else if constexpr (Traits::kPlainGdn) {
       foldPlainGdn(s);
+    } else if constexpr (Traits::kPlain) {
+      foldPlain(s, item, values(), lane);
     } else {
-      float sum[1][4] = {};
       const char* values = this->values();
+      float sum[1][4] = {};
       if constexpr (Traits::kGdn) {
+        HpCodec::decode(s, part.own(), part.own() + part.layout.slabScaleOffset, lane);
         flushGdn(sum[0], s, part, item.index, item.slab, values, lane);
-      } else if constexpr (Traits::kPlain) {
-        foldPlain(sum[0], s, item, values, lane);
       } else {
-        foldAny(sum, s, item, values, lane);
+        foldAny(sum, s);
       }
-      part.writeOutput(head, item.slab, sum[0]);
-      part.appendValues(head, values, Traits::kSlabValuePitch, item.slab * 16, 2);
+      const Item again = current(part);
+      const Part<Traits> now = part.saved(again.index);
+      now.writeOutput(now.firstHead + again.index, again.slab, sum[0]);
+      now.appendValues(now.firstHead + again.index, values, Traits::kSlabValuePitch, again.slab * 16, 2);
     }
-    const Item again = current(part);
-    const Part<Traits> after = part.saved(again.index);
-    HeadFlush<Traits>{after, full}.storeBoth(s, again);
+    storeBoth(s);
   }
 
   __device__ void loadNext(const Item& item) const {
@@ -232,44 +313,105 @@ struct HeadFlush {
     if (valid(next(item))) load(next(item));
   }
 
-  // What goes by way of the slab's place comes before the load of the next one.
-  __device__ void storeBoth(const Slab& s, const Item& item) const {
-    const UpdateParams& p = part.p;
-    if constexpr (!kStagedRecurrence && !kStagedRead) loadNext(item);
-    StateRandom random{};
-    if constexpr (Traits::kRecurrence != StateFormat::kFloat32) {
-      random = {static_cast<uint64_t>(__ldg(p.seed + part.slot)),
-                static_cast<uint32_t>(p.layer) << 16 |
-                    static_cast<uint32_t>(p.headOffset + part.firstHead + item.index),
-                static_cast<uint32_t>(__ldg(p.position + part.slot))};
+  // Both copies are written from the same float32 numbers, of a float16 recurrence run by run. What goes by way of the
+  // slab's place comes before the next load.
+  __device__ void storeBoth(Slab& s) const {
+    constexpr bool kLoadsFirst = !kStagedRead && (Traits::kOwnStage || !kStagedRecurrence);
+    constexpr bool kBoth = !Traits::kShared && Traits::kRecurrence == StateFormat::kFloat16;
+    const SlabMaxima maxima(s);
+    {
+      const Item item = current(part);
+      const Part<Traits> now = part.saved(item.index);
+      const HeadFlush<Traits> flush = of(now);
+      if constexpr (kLoadsFirst) flush.loadNext(item);
+      if constexpr (Traits::kWholeHead) flush.tellLargest(maxima, item);
+      const typename HpCodec::Encoder hp = flush.recurrenceEncoder(maxima, item);
+      if constexpr (kBoth) {
+        const typename LpCodec::Encoder lp = flush.readEncoder(maxima, item);
+        eachRun<Traits::kRunsAtOnce>(s, maxima.finite, [&](const SlabRun& run) {
+          storeRun(hp, run);
+          lp.nearest(run);
+        });
+      } else {
+        eachRun<Traits::kRunsAtOnce>(s, maxima.finite, [&](const SlabRun& run) { storeRun(hp, run); });
+      }
+      hp.finish();
+      if constexpr (kStagedRead) flush.storeRead(s, maxima, item);
     }
-    constexpr bool kPieces = Traits::kShared && Traits::kRecurrence == StateFormat::kFloat16;
-    const std::conditional_t<kPieces, PieceMaxima, SlabMaxima> maxima(s);
-    storeRecurrence(s, maxima, item, random);
-    if constexpr (kStagedRead) storeRead(s, maxima, item);
-    if constexpr (kStagedRecurrence || kStagedRead) loadNext(item);
-    if constexpr (!Traits::kShared && !kStagedRead) storeRead(s, maxima, item);
+    if constexpr (!kLoadsFirst) {
+      const Item item = current(part);
+      const Part<Traits> now = part.saved(item.index);
+      of(now).loadNext(item);
+    }
+    if constexpr (!Traits::kShared && !kBoth && !kStagedRead) {
+      const Item item = current(part);
+      const Part<Traits> now = part.saved(item.index);
+      of(now).storeRead(s, maxima, item);
+    }
   }
 
-  // Slabs beyond a head's go to nobody: with NVFP4 reads some warps have none.
+  __device__ void storeRead(Slab& s, const SlabMaxima& maxima, const Item& item) const {
+    const typename LpCodec::Encoder lp = readEncoder(maxima, item);
+    eachRun<4>(s, maxima.finite, [&](const SlabRun& run) { lp.nearest(run); });
+    lp.finish();
+  }
+
+  // Once a CTA, before its first flush.
+  static __device__ void init(const NarrowLayout& layout, char* shared) {
+    if constexpr (Traits::kWholeHead) {
+      char* exchange = shared + layout.amaxOffset;
+      const int thread = static_cast<int>(threadIdx.x);
+      if (thread < kMaximumRows) barrierInit(sharedAddress(exchange) + kMaximumBarriers + thread * 8, Traits::kSlabs);
+      if (thread == 0) *reinterpret_cast<int2*>(exchange + kHeadCount) = make_int2(0, 0);
+    }
+  }
+
+  // A part's beginning, when all warps are done with the last one's. A barrier of the CTA comes before its run().
   __device__ void start() const {
-    const Item first{0, part.warp};
-    if (valid(first)) load(first);
+    if constexpr (Traits::kWholeHead) {
+      if (threadIdx.x == 0) {  // heads before this part, and its own
+        headCounts()[0] += headCounts()[1];
+        headCounts()[1] = part.heads;
+      }
+    }
+    part.saveBases();
+    if (valid(first())) load(first());
+  }
+
+  // Two steps of the part with a barrier of the CTA before, between and behind them: what comes of keys and queries, beside
+  // Part::multiplyKeys; then what slabs look up, after which committed keys are in another order.
+  __device__ void prepareVectors() const {
+    if constexpr (Traits::kReadsCodes) {
+      if (part.warp == Traits::kWarps - 1) {
+        storeVector<Traits>(reinterpret_cast<char*>(part.fragments()), part.fragmentFactors(), part.queries(), part.lane);
+      }
+    }
+    if constexpr (Traits::kGdn) multiplyRecords(part);
+    if constexpr (Traits::kRecallsCodes) {
+      makeKeyHalves(part);
+      makeVectorHalves(part);
+    }
+  }
+  __device__ void makeWeights() const {
+    if constexpr (Traits::kPlain) setPlainFolds(part);
+    if constexpr (Traits::kPlainGdn) solveHeads(part);
+    if constexpr (Traits::kTiledKeys) tileKeys(part);
   }
 
   // The item in work is kept where the part is: a warp's word of shared memory.
   static __device__ __forceinline__ Item current(const Part<Traits>& part) {
     const int word = part.savedItem();
-    return {word >> 8, kOneSlab ? static_cast<int>(threadOf() / 32) : word & 255};
+    return {word >> 8, kOwnSlab ? static_cast<int>(threadOf() / 32) : word & 255};
   }
 
   __device__ void run() const {
-    Item item{0, part.warp};
+    Item item = first();
 #pragma unroll 1
-    while (valid(item)) {
-      part.saveItem(item.index << 8 | item.slab);
+    while (true) {
       const Part<Traits> own = part.saved(item.index);
-      const HeadFlush<Traits> flush{own, sharedAddress(own.shared) + own.warp * kMaxNarrowStages * 8};
+      const HeadFlush<Traits> flush = of(own);
+      if (!flush.valid(item)) return;
+      own.saveItem(item.index << 8 | item.slab);
       barrierWait(flush.full, parityOf(item));
       flush.finish(item);
       item = next(current(part));

@@ -3,10 +3,85 @@
 // one, decay and sum are one fused multiply-add an element; for products the state is split in two tf32 parts.
 #pragma once
 
+#include "part.cuh"
 #include "records.cuh"
 #include "slab.cuh"
 
 namespace replayssm {
+
+// Columns of a tile of eight, a product's right operand, in the order of its lanes: tile 4 b + 2 pair + i has columns
+// 2 pair + i of every four of piece b. Rows of keys have their tiles one after the other (tileKeys), exchanged by this.
+__device__ __forceinline__ int tileSwap(int record) { return record / 2 % 4; }
+
+// Brings the committed keys of all groups of the part into the order of tiles, in place. By all warps, a row a half.
+template <class Traits>
+__device__ __forceinline__ void tileKeys(const Part<Traits>& part) {
+  const int tile = part.lane % 16;
+#pragma unroll 1
+  for (int index = 0; index < part.groups; ++index) {
+#pragma unroll 1
+    for (int first = 2 * part.warp; first < part.pending; first += 2 * Traits::kWarps) {
+      const int record = min(first + part.lane / 16, part.pending - 1);
+      char* row = part.shared + index * part.layout.groupBytes + part.layout.keyOffset + record * Traits::kKeyPitch;
+      uint16_t key[8];
+#pragma unroll
+      for (int g = 0; g < 8; ++g) {
+        const int column = Traits::pieceColumn(tile / 4, g / 2) + g % 2 * 4 + tile % 4;
+        key[g] = *reinterpret_cast<const uint16_t*>(row + column * 2);
+      }
+      __syncwarp();
+      const auto both = [&](int g) { return static_cast<uint32_t>(key[g]) | static_cast<uint32_t>(key[g + 1]) << 16; };
+      *reinterpret_cast<uint4*>(row + (tile ^ tileSwap(record)) * 16) = make_uint4(both(0), both(2), both(4), both(6));
+      __syncwarp();
+    }
+  }
+}
+
+// Right operands of a fold, records c, c + 4, c + 8, c + 12 from `first` on, of columns 2 pair, 2 pair + 1 of every four
+// of a piece. A record that is not there is another one, or, from keys as they came, zero.
+template <class Traits, bool kTiled = Traits::kTiledKeys>
+struct FoldKeys {
+  uint32_t address[2];  // of this lane's row of the first four tiles, of the first and the second pair
+
+  __device__ __forceinline__ FoldKeys(const char* keys, int first, int pending, int lane) {
+    const int record = min(first + lane % 8 / 2 + lane % 2 * 4 + lane / 8 % 2 * 8, pending - 1);
+    const int tile = lane / 16 ^ tileSwap(record);
+    const uint32_t row = sharedAddress(keys) + record * Traits::kKeyPitch;
+    address[0] = row + tile * 16;
+    address[1] = row + (tile ^ 2) * 16;
+  }
+  __device__ __forceinline__ void load(uint32_t (&k)[2][2], int b, int pair) const {
+    uint32_t d[4];
+    loadTransposed(d, address[pair] + 64 * b);
+    k[0][0] = d[0];
+    k[0][1] = d[1];
+    k[1][0] = d[2];
+    k[1][1] = d[3];
+  }
+};
+
+template <class Traits>
+struct FoldKeys<Traits, false> {
+  const char* keys;
+  int first, pending, lane;
+
+  __device__ __forceinline__ void load(uint32_t (&k)[2][2], int b, int pair) const {
+    uint32_t both[4] = {};
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const int record = first + lane % 4 + 4 * e;
+      if (record < pending) {
+        both[e] = *reinterpret_cast<const uint32_t*>(
+            keys + record * Traits::kKeyPitch +
+            (Traits::pieceColumn(b, lane / 8) + lane / 4 % 2 * 4 + pair * 2) * 2);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      k[i / 2][i % 2] = __byte_perm(both[i % 2 * 2], both[i % 2 * 2 + 1], i / 2 == 0 ? 0x5410 : 0x7632);
+    }
+  }
+};
 
 // S <- decay S + values x keys. values: of records c, c + 4, c + 8, c + 12 from `first` on and rows g, g + 8, weighted,
 // nothing (zero) from `pending` on.
@@ -15,6 +90,7 @@ __device__ __forceinline__ void foldFragments(Slab& s, const char* keys, const f
                                               int first, int pending, int lane) {
   using Act = typename Traits::Act;
   using Parts = WeightParts<Act, 4>;
+  const FoldKeys<Traits> right{keys, first, pending, lane};
   Parts parts;
   const float factor = parts.set({values[0][0], values[1][0], values[0][1], values[1][1], values[2][0], values[3][0],
                                   values[2][1], values[3][1]});
@@ -22,24 +98,13 @@ __device__ __forceinline__ void foldFragments(Slab& s, const char* keys, const f
   for (int b = 0; b < 4; ++b) {
 #pragma unroll
     for (int pair = 0; pair < 2; ++pair) {  // columns 2 pair, 2 pair + 1 of every four
-      uint32_t k[4];
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const int record = first + lane % 4 + 4 * e;
-        k[e] = 0;
-        if (record < pending) {
-          k[e] = *reinterpret_cast<const uint32_t*>(
-              keys + record * Traits::kKeyPitch +
-              (Traits::pieceColumn(b, lane / 8) + lane / 4 % 2 * 4 + pair * 2) * 2);
-        }
-      }
+      uint32_t k[2][2];
+      right.load(k, b, pair);
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const uint32_t order = i == 0 ? 0x5410 : 0x7632;
-        const uint32_t b0 = __byte_perm(k[0], k[1], order), b1 = __byte_perm(k[2], k[3], order);
         float update[4] = {};
 #pragma unroll
-        for (int part = 0; part < 3; ++part) mmaAct<Act>(update, parts.part[part], b0, b1);
+        for (int part = 0; part < 3; ++part) mmaAct<Act>(update, parts.part[part], k[i][0], k[i][1]);
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
           float& element = s[b][e / 2][2 * pair + i + e % 2 * 4];
@@ -50,13 +115,12 @@ __device__ __forceinline__ void foldFragments(Slab& s, const char* keys, const f
   }
 }
 
-// Records first..first+15 of `pending`. `values`: the slab's 16 columns of the records' values; weights: Decay, or
-// anything that tells a record's weight.
+// The weighted values of records c, c + 4, c + 8, c + 12 from `first` on, rows g and g + 8. `values`: the slab's 16
+// columns of the records' values; weights: Decay, or anything that tells a record's weight.
 template <class Traits, class Weights>
-__device__ __forceinline__ void foldTile(Slab& s, const char* keys, const char* values, const Weights& weights,
-                                         float decay, int first, int pending, int lane) {
+__device__ __forceinline__ void weighValues(float (&weighted)[4][2], const char* values, const Weights& weights,
+                                            int first, int pending, int lane) {
   using A = Activation<typename Traits::Act>;
-  float weighted[4][2];
 #pragma unroll
   for (int e = 0; e < 4; ++e) {
     const int record = first + lane % 4 + 4 * e;
@@ -70,7 +134,6 @@ __device__ __forceinline__ void foldTile(Slab& s, const char* keys, const char* 
       }
     }
   }
-  foldFragments<Traits>(s, keys, weighted, decay, first, pending, lane);
 }
 
 template <class Traits>
@@ -79,8 +142,19 @@ __device__ __forceinline__ void foldSlab(Slab& s, const char* keys, const char* 
   float decay = expf(weights.total);
 #pragma unroll 1
   for (int first = 0; first < pending; first += 16) {
-    foldTile<Traits>(s, keys, values, weights, decay, first, pending, lane);
+    float weighted[4][2];
+    weighValues<Traits>(weighted, values, weights, first, pending, lane);
+    foldFragments<Traits>(s, keys, weighted, decay, first, pending, lane);
     decay = 1.0f;
+  }
+}
+
+// Sums over the four lanes of a row.
+__device__ __forceinline__ void addLanes(float (&sum)[2]) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    sum[half] += __shfl_xor_sync(kAllLanes, sum[half], 1);
+    sum[half] += __shfl_xor_sync(kAllLanes, sum[half], 2);
   }
 }
 
@@ -102,10 +176,67 @@ __device__ __forceinline__ void readSlabOnce(float (&sum)[2], const Slab& s, con
       }
     }
   }
+  addLanes(sum);
+}
+
+// A row of 128 keys or queries, four of them a lane's, becomes float16 scaled to its top binade; returns what they are
+// multiplied by.
+template <class Act>
+__device__ __forceinline__ float makeHalves(uint2& words) {
+  using A = Activation<Act>;
+  const float x[4] = {A::low(words.x), A::high(words.x), A::low(words.y), A::high(words.y)};
+  const float largest = fmaxf(fmaxf(fabsf(x[0]), fabsf(x[1])), fmaxf(fabsf(x[2]), fabsf(x[3])));
+  const uint32_t bits = __reduce_max_sync(kAllLanes, __float_as_uint(largest));
+  const int exponent = max(static_cast<int>(bits >> 23) - 127, -100);
+  const float up = __uint_as_float(static_cast<uint32_t>(127 + 14 - exponent) << 23);
+  const __half2 low = __floats2half2_rn(x[0] * up, x[1] * up), high = __floats2half2_rn(x[2] * up, x[3] * up);
+  words = make_uint2(*reinterpret_cast<const uint32_t*>(&low), *reinterpret_cast<const uint32_t*>(&high));
+  return __uint_as_float(static_cast<uint32_t>(127 - 14 + exponent) << 23);
+}
+
+// A vector of the only token for CodeProduct, by a warp: of eight halves, words 0, 2, 1, 3. row: of keys or queries.
+template <class Traits>
+__device__ __forceinline__ void storeVector(char* to, float* factor, const char* row, int lane) {
+  uint2 words = *reinterpret_cast<const uint2*>(row + lane * 8);
+  const float down = makeHalves<typename Traits::Act>(words);
+  uint32_t* at = reinterpret_cast<uint32_t*>(to) + lane / 2 * 4 + lane % 2;
+  at[0] = words.x;
+  at[2] = words.y;
+  if (lane == 0) *factor = down;
+}
+
+// C v of rows g and g + 8 for the only token's query, or its key (lanes with even c) and query, from a slab's codes, which
+// are exact in float16 and lack the rows' scales. A lane's words of a row are a left operand as they come: words 0 and 2 as
+// one row's, 1 and 3 as another's, of which even and odd columns have the vector's.
+template <class Traits>
+struct CodeProduct {
+  float sum[2][4] = {};
+  const char* vector;  // this column's
+
+  __device__ __forceinline__ CodeProduct(const char* vectors, int lane)
+      : vector(vectors + lane % 4 * 32 + lane / 4 % 2 * 8 +
+               (Traits::kVectorsPerToken == 2 ? lane / 8 % 2 * 2 * Traits::kStateDim : 0)) {}
+
+  // x: piece b of rows g and g + 8.
+  __device__ __forceinline__ void add(const uint4 (&x)[2], int b) {
+    const uint2 v = *reinterpret_cast<const uint2*>(vector + Traits::pieceColumn(b, 0) * 2);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      mmaAct<__half>(sum[half], {x[half].x, x[half].y, x[half].z, x[half].w}, v.x, v.y);
+    }
+  }
+  __device__ __forceinline__ float row(int half) const { return sum[half][0] + sum[half][3]; }
+};
+
+// What records c, c + 4, c + 8, c + 12 add to rows g and g + 8; dots: where the first one's product is, in the order of
+// Part::dotOf.
+__device__ __forceinline__ void addWeighted(float (&sum)[2], const float (&weighted)[4][2], const float* dots) {
+  const float dot[4] = {dots[0], dots[8], dots[2], dots[10]};
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    sum[half] += __shfl_xor_sync(kAllLanes, sum[half], 1);
-    sum[half] += __shfl_xor_sync(kAllLanes, sum[half], 2);
+    sum[half] = weighted[0][half] * dot[0];
+#pragma unroll
+    for (int e = 1; e < 4; ++e) sum[half] = fmaf(weighted[e][half], dot[e], sum[half]);
   }
 }
 

@@ -111,24 +111,26 @@ struct StateReader<StateFormat::kE2m1> {
     return 32 * c + s / 2 * 8 + s % 2 * 2 + e / 2 + 4 * (e % 2);
   }
 
-  // Fragments of the codes alone. Sign and three bits of a code, moved to the sign, the last exponent bits and the
-  // first mantissa bit of a float16, are its value times 2^-14, 0.5 (a subnormal) included. Four codes at a time become
-  // the upper bytes of float16 numbers, whose lower ones are zero.
+  // A row's fragments of the codes alone (half: 0, or 1 for row g + 8). Sign and three bits of a code, moved to the sign,
+  // the last exponent bits and the first mantissa bit of a float16, are its value times 2^-14, 0.5 (a subnormal)
+  // included. Four codes at a time become the upper bytes of float16 numbers, whose lower ones are zero.
+  static __device__ __forceinline__ void unpack(StateFragments& a, int half, const uint4& piece) {
+    const uint32_t words[4] = {piece.x, piece.y, piece.z, piece.w};
+#pragma unroll
+    for (int w = 0; w < 4; ++w) {
+      const uint32_t x = words[w];
+      const uint32_t even = (x << 4 & 0x80808080u) | (x << 1 & 0x0e0e0e0eu);
+      const uint32_t odd = (x & 0x80808080u) | (x >> 3 & 0x0e0e0e0eu);
+      a[2 * w][half] = __byte_perm(even, 0, 0x2404);      // codes 0 and 4
+      a[2 * w][2 + half] = __byte_perm(odd, 0, 0x2404);   // 1 and 5
+      a[2 * w + 1][half] = even & 0xff00ff00u;            // 2 and 6
+      a[2 * w + 1][2 + half] = odd & 0xff00ff00u;         // 3 and 7
+    }
+  }
   static __device__ __forceinline__ void loadCodes(StateFragments& a, const char* rows, int lane) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const uint4 piece = *reinterpret_cast<const uint4*>(rows + (lane / 4 + 8 * half) * 64 + lane % 4 * 16);
-      const uint32_t words[4] = {piece.x, piece.y, piece.z, piece.w};
-#pragma unroll
-      for (int w = 0; w < 4; ++w) {
-        const uint32_t x = words[w];
-        const uint32_t even = (x << 4 & 0x80808080u) | (x << 1 & 0x0e0e0e0eu);
-        const uint32_t odd = (x & 0x80808080u) | (x >> 3 & 0x0e0e0e0eu);
-        a[2 * w][half] = __byte_perm(even, 0, 0x2404);      // codes 0 and 4
-        a[2 * w][2 + half] = __byte_perm(odd, 0, 0x2404);   // 1 and 5
-        a[2 * w + 1][half] = even & 0xff00ff00u;            // 2 and 6
-        a[2 * w + 1][2 + half] = odd & 0xff00ff00u;         // 3 and 7
-      }
+      unpack(a, half, *reinterpret_cast<const uint4*>(rows + (lane / 4 + 8 * half) * 64 + lane % 4 * 16));
     }
   }
 

@@ -71,10 +71,26 @@ __device__ __forceinline__ void multiplyRecords(const Part<Traits>& part) {
   }
 }
 
+// The token's vectors of all groups of the part as Part::vectorHalves has them, and records' products with them. By all
+// warps.
+template <class Traits>
+__device__ __forceinline__ void makeVectorHalves(const Part<Traits>& part) {
+#pragma unroll 1
+  for (int task = part.warp; task < 3 * part.groups; task += Traits::kWarps) {
+    const Part<Traits> group = part.inGroup(task / 3);
+    const int vector = task % 3;
+    if (vector == 2) {
+      group.multiplyTile(group.vectorDots(), 0, part.pending);
+    } else {
+      storeVector<Traits>(group.vectorHalves() + vector * 2 * Traits::kStateDim, group.vectorFactors() + vector,
+                          group.vectorRow(vector), part.lane);
+    }
+  }
+}
+
 // The committed keys of all groups of the part as Part::keyHalf has them, those that are not there zero. By all warps.
 template <class Traits>
 __device__ __forceinline__ void makeKeyHalves(const Part<Traits>& part) {
-  using A = Activation<typename Traits::Act>;
 #pragma unroll 1
   for (int task = part.warp; task < 16 * part.groups; task += Traits::kWarps) {
     const int record = task % 16;
@@ -83,16 +99,9 @@ __device__ __forceinline__ void makeKeyHalves(const Part<Traits>& part) {
     if (record < part.pending) {
       words = *reinterpret_cast<const uint2*>(group.keys() + record * Traits::kKeyPitch + part.lane * 8);
     }
-    const float x[4] = {A::low(words.x), A::high(words.x), A::low(words.y), A::high(words.y)};
-    const float largest = fmaxf(fmaxf(fabsf(x[0]), fabsf(x[1])), fmaxf(fabsf(x[2]), fabsf(x[3])));
-    const uint32_t bits = __reduce_max_sync(kAllLanes, __float_as_uint(largest));
-    const int exponent = max(static_cast<int>(bits >> 23) - 127, -100);
-    const float up = __uint_as_float(static_cast<uint32_t>(127 + 14 - exponent) << 23);
-    const __half2 low = __floats2half2_rn(x[0] * up, x[1] * up), high = __floats2half2_rn(x[2] * up, x[3] * up);
-    *reinterpret_cast<uint2*>(part.keyHalf(task / 16, numberOf(record)) + part.lane * 8) =
-        make_uint2(*reinterpret_cast<const uint32_t*>(&low), *reinterpret_cast<const uint32_t*>(&high));
+    const float down = makeHalves<typename Traits::Act>(words);
+    *reinterpret_cast<uint2*>(part.keyHalf(task / 16, numberOf(record)) + part.lane * 8) = words;
     if (part.lane == 0) {
-      const float down = __uint_as_float(static_cast<uint32_t>(127 - 14 + exponent) << 23);
       part.halfFactors(task / 16)[numberOf(record)] = record < part.pending ? down * group.factors()[record] : 0.0f;
     }
   }
@@ -216,21 +225,26 @@ __device__ __forceinline__ void recallSlab(float (&recall)[2][4], const Slab& s,
   readSlab<Traits, 2>(recall, s, {own, own + 8 * Traits::kKeyPitch}, {record < part.pending, record + 8 < part.pending},
                       part.lane);
 }
+// product: of the codes and the token's key (even c) or query.
 template <class Traits, class Codec>
-__device__ __forceinline__ void recallCodes(float (&recall)[2][4], const char* slab, const char* const (&keys)[2],
-                                            int lane) {
+__device__ __forceinline__ void recallCodes(float (&recall)[2][4], float (&product)[2], const char* slab,
+                                            const char* vectors, const char* const (&keys)[2], int lane) {
 #pragma unroll
   for (int e = 0; e < 4; ++e) recall[0][e] = recall[1][e] = 0.0f;
+  CodeProduct<Traits> token(vectors, lane);
 #pragma unroll
   for (int b = 0; b < 4; ++b) {
-    const uint4 x = Codec::halves(slab, b, 0, lane), y = Codec::halves(slab, b, 1, lane);
+    const uint4 x[2] = {Codec::halves(slab, b, 0, lane), Codec::halves(slab, b, 1, lane)};
+    token.add(x, b);
 #pragma unroll
     for (int tile = 0; tile < 2; ++tile) {
       const uint4 key = *reinterpret_cast<const uint4*>(keys[tile] + Traits::pieceColumn(b, lane % 4) * 2);
-      mmaAct<__half>(recall[tile], {x.x, y.x, x.y, y.y}, key.x, key.y);
-      mmaAct<__half>(recall[tile], {x.z, y.z, x.w, y.w}, key.z, key.w);
+      mmaAct<__half>(recall[tile], {x[0].x, x[1].x, x[0].y, x[1].y}, key.x, key.y);
+      mmaAct<__half>(recall[tile], {x[0].z, x[1].z, x[0].w, x[1].w}, key.z, key.w);
     }
   }
+  product[0] = token.row(0);
+  product[1] = token.row(1);
 }
 
 // 2. The corrections of records c, c + 4, c + 8, c + 12, rows g and g + 8. `recall` is brought to each record in turn.
@@ -287,20 +301,19 @@ __device__ __forceinline__ void foldRecords(Slab& s, const float (&u)[4][2], con
   foldFragments<Traits>(s, part.keys() + first * Traits::kKeyPitch, weighted, expf(decay.total), 0, count, lane);
 }
 
-// What the folded slab gives for the token, and the token's own: output, appended correction and value.
+// sum[2 half + v]: what this lane's columns of the folded slab give for vector v of the token, rows g and g + 8.
 template <class Traits>
-__device__ __forceinline__ void finishToken(const Slab& s, const Part<Traits>& part, int index, int slab,
-                                            const char* values) {
+__device__ __forceinline__ void readToken(float (&sum)[4], const Slab& s, const Part<Traits>& part) {
   using A = Activation<typename Traits::Act>;
-  const int lane = part.lane;
-  float sum[2][4] = {};
+#pragma unroll
+  for (int e = 0; e < 4; ++e) sum[e] = 0.0f;
 #pragma unroll
   for (int b = 0; b < 4; ++b) {
     uint32_t words[2][4];
 #pragma unroll
     for (int v = 0; v < 2; ++v) {
       const uint4 piece =
-          *reinterpret_cast<const uint4*>(part.vectorRow(v) + Traits::pieceColumn(b, lane % 4) * 2);
+          *reinterpret_cast<const uint4*>(part.vectorRow(v) + Traits::pieceColumn(b, part.lane % 4) * 2);
       words[v][0] = piece.x;
       words[v][1] = piece.y;
       words[v][2] = piece.z;
@@ -311,7 +324,7 @@ __device__ __forceinline__ void finishToken(const Slab& s, const Part<Traits>& p
       const float(&x)[8] = s[b][half];
 #pragma unroll
       for (int v = 0; v < 2; ++v) {
-        float& own = sum[0][2 * half + v];
+        float& own = sum[2 * half + v];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           own = fmaf(x[2 * i + 1], A::high(words[v][i]), fmaf(x[2 * i], A::low(words[v][i]), own));
@@ -319,6 +332,32 @@ __device__ __forceinline__ void finishToken(const Slab& s, const Part<Traits>& p
       }
     }
   }
+}
+
+// The same from the product of codes and vectors, which lanes with c < 2 have whole, and this lane's records.
+template <class Traits>
+__device__ __forceinline__ void readTokenCodes(float (&sum)[4], const float (&weighted)[4][2], const float (&product)[2],
+                                               const float2& scale, float decay, const Part<Traits>& part) {
+  const int c = part.lane % 4;
+  const float* dots = reinterpret_cast<const float*>(part.vectorDots() + c / 2) + c % 2;
+  const float factor = decay * part.vectorFactors()[c % 2];
+#pragma unroll
+  for (int v = 0; v < 2; ++v) {
+    float own[2];
+    addWeighted(own, weighted, dots + 16 * v);
+    const float whole = c == v ? factor : 0.0f;
+    sum[v] = fmaf(whole * scale.x, product[0], own[0]);
+    sum[2 + v] = fmaf(whole * scale.y, product[1], own[1]);
+  }
+}
+
+// The token's own, from what the folded slab gives for it, in shares: output, appended correction and value.
+template <class Traits>
+__device__ __forceinline__ void finishToken(const float (&shares)[4], const Part<Traits>& part, int index, int slab,
+                                            const char* values) {
+  using A = Activation<typename Traits::Act>;
+  const int lane = part.lane;
+  const float sum[2][4] = {{shares[0], shares[1], shares[2], shares[3]}, {}};
   float recalled[2];
   dealRows(recalled, sum, lane);
   const float alpha = expf(part.dt(index)[part.pending]);

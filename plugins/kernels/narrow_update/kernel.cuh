@@ -1,22 +1,18 @@
-// The update with narrow states: a CTA a part (a run of heads of one row and group). Several CTAs share a
-// multiprocessor, so that one's start hides behind the others' streams.
+// The update with narrow states: a CTA a part (a run of heads of one row and group), but for plain decoding of Mamba-2
+// (resident.cuh). Several CTAs share a multiprocessor, so that one's start hides behind the others' streams.
 #pragma once
 
-#include "flush.cuh"
+#include "resident.cuh"
 #include "stream.cuh"
-#include "stream_gdn.cuh"
 
 namespace replayssm {
 
 template <class Traits>
-__global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksWanted)
-    narrowUpdateKernel(const __grid_constant__ UpdateParams p, const __grid_constant__ NarrowLayout layout) {
-  extern __shared__ __align__(128) char shared[];
+__device__ __forceinline__ void updatePart(const UpdateParams& p, const NarrowLayout& layout, char* shared) {
   static_assert(Traits::kWarps * kMaxNarrowStages * 8 <= kSavedPart, "barriers fit before the part");
   const int partHeads = layout.partHeads;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int row = static_cast<int>(blockIdx.x), groups = Traits::kMostGroups > 1 ? layout.partGroups : 1;
-  const int group = static_cast<int>(blockIdx.y) * groups;
+  const int row = static_cast<int>(blockIdx.x), group = static_cast<int>(blockIdx.y);
   const int first = static_cast<int>(blockIdx.z) * partHeads;
   const uint32_t barriers = sharedAddress(shared) + warp * kMaxNarrowStages * 8;
   if (lane == 0) {
@@ -29,27 +25,23 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksWanted)
   const int slot = __ldcg(p.slot + row * p.slotStride);
   const int tokens = min(max(__ldcg(p.numTokens + row * p.numTokensStride), 0), p.tokens);
   Part<Traits> part{p,     layout, shared, warp, lane, row, slot, tokens, 0, 0, group, group * p.headsPerGroup + first,
-                    min(partHeads, groups * p.headsPerGroup - first), groups, shared};
+                    min(partHeads, p.headsPerGroup - first), 1, shared};
   // Garbage ids and cursors must do no harm: engine builders time their candidates with uninitialised inputs. One
   // unsigned comparison: an id set to -1 instead costs the float16 kernel a spill.
   if (static_cast<uint32_t>(slot) >= static_cast<uint32_t>(p.slots) || tokens == 0) {
     part.writeZeros();
     return;
   }
-  using Stream = std::conditional_t<Traits::kPlainGdn, PlainGdnStream<Traits>, HeadStream<Traits>>;
-  const Stream stream{part, barriers};
+  const HeadStream<Traits> stream{part, barriers};
   const HeadFlush<Traits> flush{part, barriers};
   part.origin = min(max(__ldcg(p.origin + slot), 0), p.ringRows - 1);
   part.pending = min(max(__ldcg(p.pending + slot), 0), p.window);
-  if constexpr (Traits::kPlainGdn) {
-    loadGroups(part);
-  } else {
-    part.loadKeys(threadIdx.x);
-  }
+  part.loadKeys(threadIdx.x);
   part.loadHeads(threadIdx.x);
   const bool flushes = part.flushes();
   if (flushes) {
     if (threadIdx.x == 0) part.save();
+    flush.init(layout, shared);
     flush.start();
   } else {
     stream.start();
@@ -57,31 +49,33 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksWanted)
   releaseDependents();
   loadsWaitGroups();
   __syncthreads();
-  if constexpr (Traits::kPlainGdn) {
-    prepareGroups(part, flushes);
-  } else {
-    part.multiplyKeys();
-    if (!flushes && warp == Traits::kWarps - 1) QueryFragments<Traits>::make(part);
-    if constexpr (Traits::kGdn) {
-      if (warp == Traits::kWarps - 2) setNorms(part);
-    }
-    part.appendKeys(threadIdx.x);
-  }
+  part.multiplyKeys();
+  if (!flushes && warp == Traits::kWarps - 1) QueryFragments<Traits>::make(part);
   if constexpr (Traits::kGdn) {
-    if (flushes) multiplyRecords(part);
-    if constexpr (Traits::kRecallsCodes) {
-      if (flushes) makeKeyHalves(part);
-    }
+    if (warp == Traits::kWarps - 2) setNorms(part);
   }
+  part.appendKeys(threadIdx.x);
+  if (flushes) flush.prepareVectors();
   part.appendHeads(threadIdx.x);
   __syncthreads();
   if (flushes) {
-    if constexpr (Traits::kPlain) setPlainFolds(part);
-    if constexpr (Traits::kPlainGdn) solveHeads(part);
-    if constexpr (Traits::kOneToken) __syncthreads();
+    flush.makeWeights();
+    __syncthreads();
     flush.run();
   } else {
     stream.run();
+  }
+}
+
+template <class Traits>
+__global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksWanted)
+    narrowUpdateKernel(const __grid_constant__ UpdateParams p, const __grid_constant__ NarrowLayout layout) {
+  extern __shared__ __align__(128) char shared[];
+  if constexpr (Traits::kPlain) {
+    ResidentUpdate<Traits>{p, layout, shared, static_cast<int>(threadIdx.x / 32), static_cast<int>(threadIdx.x % 32)}
+        .run();
+  } else {
+    updatePart<Traits>(p, layout, shared);
   }
 }
 

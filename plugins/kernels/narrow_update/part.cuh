@@ -19,6 +19,9 @@ __device__ __forceinline__ uint32_t threadOf() {
   return thread;
 }
 
+// Nothing, which the compiler does not know: no part of a sum with it is known before, and kept in a register over a slab.
+__device__ __forceinline__ uint32_t hiddenZero() { return threadOf() / 1024; }
+
 // Four words of shared memory, read here and now.
 __device__ __forceinline__ int4 sharedWords(uint32_t at) {
   int4 words;
@@ -26,6 +29,16 @@ __device__ __forceinline__ int4 sharedWords(uint32_t at) {
                : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
                : "r"(at));
   return words;
+}
+
+// What a flush looks up of its part for every slab, eight bytes each: where the part's first slab begins in the
+// recurrence and in the read copy, where its first head's values are, and what its draws share.
+enum class FlushBase { kState, kStateScale, kRead, kReadScale, kInputs, kTokens, kSeed, kPosition };
+
+__device__ __forceinline__ uint64_t sharedLong(uint32_t at) {
+  uint64_t value;
+  asm volatile("ld.shared.b64 %0, [%1];" : "=l"(value) : "r"(at));
+  return value;
 }
 
 // A warp's place in the part, and the part itself.
@@ -51,6 +64,8 @@ struct Part {
   // Which of the part's groups head `index` belongs to.
   __device__ int groupOf(int index) const { return Traits::kMostGroups > 1 ? index / p.headsPerGroup : 0; }
   __device__ char* groupArea() const { return Traits::kMostGroups > 1 ? area : shared; }
+  // Of plain decoding without a flush, what two parts have at a time.
+  __device__ char* vectorArea() const { return Traits::kPlain ? area : groupArea(); }
 
   // A flush keeps nothing of its part in registers over a slab: save() once by any thread, saved() where it is needed.
   __device__ void save() const {
@@ -61,7 +76,7 @@ struct Part {
   }
   // A word of this warp's, likewise.
   __device__ __forceinline__ uint32_t itemAddress() const {
-    const uint32_t areas = sharedAddress(shared) + layout.privateOffset;
+    const uint32_t areas = sharedAddress(shared) + layout.privateOffset + hiddenZero();
     return areas + threadOf() / 32 * layout.privateBytes + Traits::kSlabBytes;
   }
   __device__ __forceinline__ void saveItem(int word) const {
@@ -74,6 +89,34 @@ struct Part {
     asm volatile("ld.shared.b32 %0, [%1];" : "=r"(word) : "r"(itemAddress()) : "memory");
     return word;
   }
+  // What is read here and now of the warp's area behind the item.
+  __device__ __forceinline__ uint64_t base(FlushBase which) const {
+    return sharedLong(sharedAddress(own()) + Traits::kSlabBytes + 16 + 8 * static_cast<uint32_t>(which));
+  }
+  __device__ __forceinline__ char* pointer(FlushBase which) const { return reinterpret_cast<char*>(base(which)); }
+  // By every warp, before its first slab.
+  __device__ void saveBases() const {
+    const auto copy = [&](const void* data, int64_t slotBytes, int rowBytes) {
+      return reinterpret_cast<uint64_t>(data) + slot * slotBytes +
+             static_cast<int64_t>(firstHead) * Traits::kHeadDim * rowBytes;
+    };
+    using Hp = typename Traits::Recurrence;
+    using Lp = typename Traits::Read;
+    uint64_t* to = reinterpret_cast<uint64_t*>(own() + Traits::kSlabBytes + 16);
+    if (lane == 0) {
+      to[0] = copy(p.recurrence.data, p.recurrence.slotBytes, Hp::kRowBytes);
+      to[1] = copy(p.recurrence.scale, p.recurrence.scaleSlotBytes, Hp::kScaleBytes);
+      to[2] = copy(p.read.data, p.read.slotBytes, Lp::kRowBytes);
+      to[3] = copy(p.read.scale, p.read.scaleSlotBytes, Lp::kScaleBytes);
+      to[4] = reinterpret_cast<uint64_t>(ringInputs(firstHead));
+      to[5] = reinterpret_cast<uint64_t>(tokenValues(firstHead));
+    } else if (lane == 1 && Traits::kRecurrence != StateFormat::kFloat32) {
+      to[6] = static_cast<uint64_t>(__ldg(p.seed + slot));
+      to[7] = static_cast<uint32_t>(__ldg(p.position + slot));
+    }
+    __syncwarp();
+  }
+
   // As the group of the part's head `index` sees it, or (-1) the first group.
   __device__ __forceinline__ Part saved(int index) const {
     const uint32_t thread = threadOf();
@@ -96,7 +139,7 @@ struct Part {
     return reinterpret_cast<const float*>(shared + layout.dtOffset) + index * layout.dtPitch;
   }
   __device__ float* scalars() const { return reinterpret_cast<float*>(shared + layout.scalarOffset); }
-  __device__ float4* dots() const { return reinterpret_cast<float4*>(groupArea() + layout.dotOffset); }
+  __device__ float4* dots() const { return reinterpret_cast<float4*>(vectorArea() + layout.dotOffset); }
   __device__ const char* keys() const { return groupArea() + layout.keyOffset; }
   __device__ const char* queries() const { return groupArea() + layout.queryOffset; }
   __device__ int vectors() const { return tokens * Traits::kVectorsPerToken; }
@@ -113,9 +156,9 @@ struct Part {
     return reinterpret_cast<const float*>(shared + layout.betaOffset) + index * layout.dtPitch;
   }
   // Vectors as right operands of a product with codes, and what such products are multiplied by.
-  __device__ uint4* fragments() const { return reinterpret_cast<uint4*>(groupArea() + layout.fragmentOffset); }
+  __device__ uint4* fragments() const { return reinterpret_cast<uint4*>(vectorArea() + layout.fragmentOffset); }
   __device__ float* fragmentFactors() const {
-    return reinterpret_cast<float*>(groupArea() + layout.fragmentOffset + vectors() * Traits::kStateDim * 2);
+    return reinterpret_cast<float*>(vectorArea() + layout.fragmentOffset + vectors() * Traits::kStateDim * 2);
   }
   __device__ float* gram() const { return reinterpret_cast<float*>(groupArea() + layout.gramOffset); }
   // Of the part's group `index`: a committed key in float16, scaled to its top binade, and what is recalled with keys
@@ -129,6 +172,11 @@ struct Part {
   __device__ float* halfFactors(int index) const {
     return reinterpret_cast<float*>(shared + layout.halfFactorOffset) + index * 16;
   }
+  // The token's vectors in float16 for readCodesOnce, products of records with them as dots() has them, and what the vectors
+  // are multiplied by.
+  __device__ char* vectorHalves() const { return groupArea() + layout.vectorOffset; }
+  __device__ float4* vectorDots() const { return reinterpret_cast<float4*>(vectorHalves() + Traits::kVectorDots); }
+  __device__ float* vectorFactors() const { return reinterpret_cast<float*>(vectorHalves() + Traits::kVectorFactors); }
   // HeadSolve of the part's head `index`.
   __device__ char* solves(int index) const {
     return shared + layout.privateOffset + index % Traits::kWarps * layout.privateBytes + layout.solveOffset +
@@ -235,8 +283,8 @@ struct Part {
     to[lane] = make_float4(low[0], low[1], high[0], high[1]);
   }
 
-  // The key products a step needs, a tile of 16 records a warp: all records, on a flush the tokens alone. GDN has the
-  // tokens in a tile of their own, the last.
+  // The key products a step needs, a tile of 16 records a warp: all records, on a flush of several tokens these alone. GDN
+  // has the tokens in a tile of their own, the last.
   __device__ void multiplyKeys() const {
     const int total = pending + tokens;
     if constexpr (Traits::kGdn) {
@@ -249,11 +297,16 @@ struct Part {
         }
       }
     } else {
-      const int first = flushes() ? pending : 0;
+      const int first = flushes() && !Traits::kPlain ? pending : 0;
       for (int tile = warp; first + 16 * tile < total; tile += Traits::kWarps) {
         multiplyTile(dots() + 32 * tile, first + 16 * tile, total);
       }
     }
+  }
+
+  // Where the product of a record and the only token's query is.
+  __device__ const float* dotOf(int record) const {
+    return reinterpret_cast<const float*>(dots() + record / 16 * 32 + record % 8 / 2) + record % 2 + record / 8 % 2 * 2;
   }
 
   __device__ float4* tokenDots() const { return dots() + (p.window + 15) / 16 * 32; }

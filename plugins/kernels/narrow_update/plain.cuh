@@ -14,31 +14,18 @@ __device__ __forceinline__ float* plainWeights(const Part<Traits>& part, int ind
          index / Traits::kWarps * Traits::kWeightPitch;
 }
 
-// Step sizes and log-decays of one head over eight lanes.
-template <class Traits>
+// Step sizes and log-decays of one head over eight lanes: records 2r, 2r + 1 of lane r, zero from the newest one on.
 struct PlainScan {
-  int own, r;           // the part's head, and this lane's records 2r, 2r + 1 of it
-  const float* scalars;  // of the head
-  float weight[2];      // of the records up to the newest one
-  float total;          // log-decay over all records
+  int r;
+  float weight[2];  // of the records up to the newest one
+  float total;      // log-decay over all records
   float tokenStep, tokenLog;
 
-  __device__ explicit PlainScan(const Part<Traits>& part) {
-    static_assert(Traits::kMaxRounds <= 4, "eight lanes a head");
-    r = part.lane % 8;
-    own = part.warp + part.lane / 8 * Traits::kWarps;
-    const int index = valid(part) ? own : 0;  // lanes without a head compute the first one's and store nothing
-    const float* dt = part.dt(index);
-    scalars = part.scalars() + index;
-    float step[2], log[2];
-#pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      step[e] = 2 * r + e < part.pending ? dt[2 * r + e] : 0.0f;
-      log[e] = step[e] * scalars[0];
-    }
-    tokenStep = dt[part.pending];
-    tokenLog = tokenStep * scalars[0];
-    float suffix = log[0] + log[1];
+  __device__ PlainScan(const float (&step)[2], float token, float a, int lane) {
+    r = lane % 8;
+    tokenStep = token;
+    tokenLog = tokenStep * a;
+    float suffix = fmaf(step[0], a, step[1] * a);
 #pragma unroll
     for (int d = 1; d < 8; d *= 2) {
       const float other = __shfl_down_sync(kAllLanes, suffix, d, 8);
@@ -47,51 +34,50 @@ struct PlainScan {
     total = __shfl_sync(kAllLanes, suffix, 0, 8);
     const float next = __shfl_down_sync(kAllLanes, suffix, 1, 8);
     const float after = r < 7 ? next : 0.0f;
-    weight[0] = step[0] * expf(log[1] + after);
+    weight[0] = step[0] * expf(fmaf(step[1], a, after));
     weight[1] = step[1] * expf(after);
-  }
-
-  __device__ bool valid(const Part<Traits>& part) const { return own < part.heads; }
-  __device__ float skip(const Part<Traits>& part) const {
-    return part.p.skip != nullptr ? scalars[kMaxPartHeads] : 0.0f;
   }
 };
 
-// For a step that does not flush: weights of the records and the token, and at 16 what the product of state and query
-// is multiplied by; factor: the head scale and the decay excepted.
+// For a step that does not flush: weights of the lane's records and the token.
 template <class Traits>
-__device__ __forceinline__ void setPlainWeights(const Part<Traits>& part, float factor) {
-  PlainScan<Traits> scan(part);
+__device__ __forceinline__ void plainWeightsOf(float (&weight)[2], const PlainScan& scan, const Part<Traits>& part,
+                                               float skip) {
   const int r = scan.r;
   const float decay = expf(scan.tokenLog);
   // Lane c of the first token's has the products of records 2c, 2c + 1, 2c + 8, 2c + 9.
   const float2 dot = reinterpret_cast<const float2*>(part.dots() + r % 4)[r / 4];
-  float weight[2] = {scan.weight[0] * decay * dot.x, scan.weight[1] * decay * dot.y};
+  weight[0] = scan.weight[0] * decay * dot.x;
+  weight[1] = scan.weight[1] * decay * dot.y;
 #pragma unroll
   for (int e = 0; e < 2; ++e) {
-    if (2 * r + e == part.pending) weight[e] = fmaf(scan.tokenStep, e == 0 ? dot.x : dot.y, scan.skip(part));
+    if (2 * r + e == part.pending) weight[e] = fmaf(scan.tokenStep, e == 0 ? dot.x : dot.y, skip);
     if (2 * r + e > part.pending) weight[e] = 0.0f;
   }
-  if (scan.valid(part)) {
-    float* at = plainWeights(part, scan.own);
-    *reinterpret_cast<float2*>(at + 2 * r) = make_float2(weight[0], weight[1]);
-    if constexpr (Traits::kRead == StateFormat::kE2m1) factor *= scan.scalars[2 * kMaxPartHeads];
-    if (r == 0) at[16] = factor * expf(scan.total + scan.tokenLog);
-  }
-  __syncwarp();
 }
 
-// For a flush: weights of the records, at 16 their decay, at 17 the token's, at 18 the token's weight. For all warps.
+// For a flush: weights of the records, at 16 their decay, at 17 the token's, at 18 the token's weight, at 19 what the
+// product of codes and query is multiplied by. For all warps.
 template <class Traits>
 __device__ __forceinline__ void setPlainFolds(const Part<Traits>& part) {
-  PlainScan<Traits> scan(part);
-  if (!scan.valid(part)) return;
-  float* at = plainWeights(part, scan.own);
-  *reinterpret_cast<float2*>(at + 2 * scan.r) = make_float2(scan.weight[0], scan.weight[1]);
-  if (scan.r == 0) {
-    at[16] = expf(scan.total);
-    at[17] = expf(scan.tokenLog);
-    at[18] = fmaf(scan.tokenStep, part.dots()->x, scan.skip(part));
+  static_assert(Traits::kMaxRounds <= 4, "eight lanes a head");
+  const int r = part.lane % 8, own = part.warp + part.lane / 8 * Traits::kWarps;
+  const int index = own < part.heads ? own : 0;  // lanes without a head compute the first one's and store nothing
+  const float* dt = part.dt(index);
+  const float* scalars = part.scalars() + index;
+  float step[2];
+#pragma unroll
+  for (int e = 0; e < 2; ++e) step[e] = 2 * r + e < part.pending ? dt[2 * r + e] : 0.0f;
+  const PlainScan scan(step, dt[part.pending], scalars[0], part.lane);
+  if (own >= part.heads) return;
+  float* at = plainWeights(part, own);
+  *reinterpret_cast<float2*>(at + 2 * r) = make_float2(scan.weight[0], scan.weight[1]);
+  if (r == 0) {
+    const float decay = expf(scan.total), tokenDecay = expf(scan.tokenLog);
+    at[16] = decay;
+    at[17] = tokenDecay;
+    if constexpr (Traits::kReadsCodes) at[19] = decay * tokenDecay * *part.fragmentFactors();
+    at[18] = fmaf(scan.tokenStep, *part.dotOf(part.pending), part.p.skip != nullptr ? scalars[kMaxPartHeads] : 0.0f);
   }
 }
 
@@ -100,7 +86,7 @@ struct PlainFolds {
   __device__ float committed(int, int record) const { return at[record]; }
 };
 
-// sum <- decayed sum + records for the only token, in column 0.
+// sum <- decayed sum + records for the only token, in column 0, or (kBlockColumns) in shares, a column each.
 template <class Traits>
 __device__ __forceinline__ void addPlainRecords(float (&sum)[Traits::kItemSlabs][4], const Part<Traits>& part,
                                                 int index, uint32_t values) {
@@ -122,17 +108,6 @@ __device__ __forceinline__ void addPlainRecords(float (&sum)[Traits::kItemSlabs]
   }
   using Act = typename Traits::Act;
   addRecords<Act, Traits::kSlabs, Traits::kValuePitch>(sum, values, weight, part.pending + 1, part.lane);
-  if constexpr (Traits::kBlockColumns) {
-#pragma unroll
-    for (int m = 0; m < Traits::kSlabs; ++m) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        float total = sum[m][2 * half] + sum[m][2 * half + 1];
-        total += __shfl_xor_sync(kAllLanes, total, 1);
-        sum[m][2 * half] = total + __shfl_xor_sync(kAllLanes, total, 2);
-      }
-    }
-  }
 }
 
 }  // namespace replayssm

@@ -1,9 +1,5 @@
-// Plain decoding of the gated delta rule in windows of up to 16 records. A part may be of several groups: a warp makes
-// the vectors of one, its neighbour the products of the same group's records with them.
-//
-// Vector 0 is the token's key, vector 1 its query. Whatever sums over a state row's columns ends as eight products a
-// row, column 2c + v of them lane c's share of vector v; they are added up while rows are dealt out to lanes, so that
-// each lane finishes rows of its own.
+// Plain decoding of the gated delta rule in windows of up to 16 records: what flushes and other steps (stream_gdn.cuh)
+// share, and the start of a flush, whose part may be of several groups. Vector 0 is the token's key, vector 1 its query.
 #pragma once
 
 #include "../common/gdn.cuh"
@@ -40,74 +36,76 @@ __device__ __forceinline__ void loadGroups(const Part<Traits>& part) {
   }
 }
 
-// What a group's key and query are to everybody, by one warp. norms[0] = 1 / |k|, norms[1] = 1 / (|q| sqrt(N)),
-// norms[2]: their product with both factors. Appends the key's factor. fragments: both as right operands of the read
-// copy's columns, scaled by a power of two as QueryFragments says; lane 16 v + 4 c + i of here holds steps 2i, 2i + 1
-// of lane c there.
+// Eight columns of the token's key (lanes 0 to 15) or query, and what all lanes know of both vectors.
+template <class Traits>
+struct VectorPiece {
+  float x[8];
+  float largest;  // magnitude of the lane's vector
+  float factor;   // of the lane's vector: 1 / |k| or 1 / (|q| sqrt(N))
+  float product;  // of both, with both factors
+
+  // The lane's piece of its own vector, and of the other one.
+  __device__ __forceinline__ VectorPiece(const uint4& own, const uint4& other, int lane) {
+    using A = Activation<typename Traits::Act>;
+    const uint32_t words[4] = {own.x, own.y, own.z, own.w}, others[4] = {other.x, other.y, other.z, other.w};
+    float squares = 0.0f, dot = 0.0f;
+    largest = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      x[2 * i] = A::low(words[i]);
+      x[2 * i + 1] = A::high(words[i]);
+      squares = fmaf(x[2 * i + 1], x[2 * i + 1], fmaf(x[2 * i], x[2 * i], squares));
+      dot = fmaf(x[2 * i + 1], A::high(others[i]), fmaf(x[2 * i], A::low(others[i]), dot));
+      largest = fmaxf(largest, fmaxf(fabsf(x[2 * i]), fabsf(x[2 * i + 1])));
+    }
+#pragma unroll
+    for (int d = 1; d < 16; d *= 2) {
+      squares += __shfl_xor_sync(kAllLanes, squares, d);
+      dot += __shfl_xor_sync(kAllLanes, dot, d);
+      largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, d));
+    }
+    const float norm = sqrtf(squares + kNormEps);
+    factor = 1.0f / (lane < 16 ? norm : norm * sqrtf(static_cast<float>(Traits::kStateDim)));
+    product = factor * __shfl_xor_sync(kAllLanes, factor, 16) * dot;
+  }
+};
+
+// Which eight columns, so that lane 16 v + 4 c + i has those of vector v that lane c of a product with the read copy takes
+// in steps 2i and 2i + 1.
+template <class Traits>
+__device__ __forceinline__ int vectorPiece(int lane) {
+  return StateReader<Traits::kRead>::column(lane % 4 * 2, lane / 4 % 4, 0) / 8;
+}
+
+// Appends the factor of a group's new key.
+__device__ __forceinline__ void appendKeyFactor(const UpdateParams& p, int slot, int group, int ringRow, float factor) {
+  p.ringKeyFactor[slot * p.ringKeyFactorSlotStride + static_cast<int64_t>(group) * p.ringRows + ringRow] = factor;
+}
+
+// What a group's key and query are to everybody on a flush, by one warp. norms[0] = 1 / |k|, norms[1] = 1 / (|q| sqrt(N)),
+// norms[2]: their product with both factors. Appends the key's factor.
 template <class Traits>
 __device__ __forceinline__ void makeVectors(const Part<Traits>& part) {
-  using A = Activation<typename Traits::Act>;
-  using Reader = StateReader<Traits::kRead>;
   const int lane = part.lane, vector = lane / 16;
-  const int piece = Reader::column(lane % 4 * 2, lane / 4 % 4, 0) / 8;
-  const uint4 own = *reinterpret_cast<const uint4*>(part.vectorRow(vector) + piece * 16);
-  const uint4 other = *reinterpret_cast<const uint4*>(part.vectorRow(1 - vector) + piece * 16);
-  const uint32_t words[4] = {own.x, own.y, own.z, own.w}, others[4] = {other.x, other.y, other.z, other.w};
-  float x[8], squares = 0.0f, dot = 0.0f, largest = 0.0f;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    x[2 * i] = A::low(words[i]);
-    x[2 * i + 1] = A::high(words[i]);
-    squares = fmaf(x[2 * i + 1], x[2 * i + 1], fmaf(x[2 * i], x[2 * i], squares));
-    dot = fmaf(x[2 * i + 1], A::high(others[i]), fmaf(x[2 * i], A::low(others[i]), dot));
-    largest = fmaxf(largest, fmaxf(fabsf(x[2 * i]), fabsf(x[2 * i + 1])));
-  }
-#pragma unroll
-  for (int d = 1; d < 16; d *= 2) {
-    squares += __shfl_xor_sync(kAllLanes, squares, d);
-    dot += __shfl_xor_sync(kAllLanes, dot, d);
-    largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, d));
-  }
-  const float norm = sqrtf(squares + kNormEps);
-  const float factor = 1.0f / (vector == 0 ? norm : norm * sqrtf(static_cast<float>(Traits::kStateDim)));
-  const float both = factor * __shfl_xor_sync(kAllLanes, factor, 16);
-  const UpdateParams& p = part.p;
-  if (lane % 16 == 0) part.norms()[vector] = factor;
+  const auto piece = [&](int v) { return *reinterpret_cast<const uint4*>(part.vectorRow(v) + vectorPiece<Traits>(lane) * 16); };
+  const VectorPiece<Traits> own(piece(vector), piece(1 - vector), lane);
+  if (lane % 16 == 0) part.norms()[vector] = own.factor;
   if (lane == 0) {
-    part.norms()[2] = both * dot;
-    if (part.firstHead <= part.group * p.headsPerGroup) {
-      p.ringKeyFactor[part.slot * p.ringKeyFactorSlotStride + static_cast<int64_t>(part.group) * p.ringRows +
-                      part.ringRow(part.pending)] = factor;
+    part.norms()[2] = own.product;
+    if (part.firstHead <= part.group * part.p.headsPerGroup) {
+      appendKeyFactor(part.p, part.slot, part.group, part.ringRow(part.pending), own.factor);
     }
-  }
-  if (part.flushes()) return;
-  const int exponent = max(static_cast<int>(__float_as_uint(largest) >> 23) - 127, -100);
-  const float up = __uint_as_float(static_cast<uint32_t>(127 + 14 - exponent) << 23);
-  uint32_t halves[4];
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const int first = Reader::column(i / 2, 0, i % 2 * 2), second = Reader::column(i / 2, 0, i % 2 * 2 + 1);
-    const __half2 pair = __floats2half2_rn(x[first] * up, x[second] * up);
-    halves[i] = *reinterpret_cast<const uint32_t*>(&pair);
-  }
-  part.fragments()[lane] = make_uint4(halves[0], halves[1], halves[2], halves[3]);
-  if (lane % 16 == 0) {
-    part.fragmentFactors()[vector] = __uint_as_float(static_cast<uint32_t>(127 - 14 + exponent) << 23);
   }
 }
 
-// All that a part's groups need before its heads: vectors, and products of records with them or with each other.
+// The vectors of all of a part's groups; appends the keys.
 template <class Traits>
-__device__ __forceinline__ void prepareGroups(const Part<Traits>& part, bool flushes) {
+__device__ __forceinline__ void prepareGroups(const Part<Traits>& part) {
 #pragma unroll 1
-  for (int task = part.warp; task < 2 * part.groups; task += Traits::kWarps) {
-    const Part<Traits> group = part.inGroup(task / 2);
-    if (task % 2 == 0) {
-      makeVectors(group);
-      group.appendKeys(part.lane);
-    } else if (!flushes && part.pending > 0) {
-      group.multiplyTile(group.dots(), 0, part.pending);
-    }
+  for (int index = part.warp; index < part.groups; index += Traits::kWarps) {
+    const Part<Traits> group = part.inGroup(index);
+    makeVectors(group);
+    group.appendKeys(part.lane);
   }
 }
 

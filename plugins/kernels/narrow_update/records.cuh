@@ -51,8 +51,13 @@ struct WeightParts<__half, kPairs> {
     float largest = 0.0f;
 #pragma unroll
     for (int i = 0; i < 2 * kPairs; ++i) largest = fmaxf(largest, fabsf(weight[i]));
+    return set<16>(weight, largest);
+  }
+  // The same for runs of 2 kHalfLanes lanes on their own; largest: of the lane's weights.
+  template <int kHalfLanes>
+  __device__ __forceinline__ float set(const float (&weight)[2 * kPairs], float largest) {
 #pragma unroll
-    for (int d = 16; d > 0; d /= 2) largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, d));
+    for (int d = kHalfLanes; d > 0; d /= 2) largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, d));
     const int exponent = max(static_cast<int>(__float_as_uint(largest) >> 23) - 127, -100);
     const float up = __uint_as_float(static_cast<uint32_t>(127 + 14 - exponent) << 23);
 #pragma unroll

@@ -40,39 +40,74 @@ __device__ __forceinline__ float largestFinite(const SlabPiece& x) {
   return largest;
 }
 
-// Largest finite magnitudes of a lane's pieces.
+// Of two pieces, the largest magnitude of their finite numbers; finite: all of the lane's numbers are.
+__device__ __forceinline__ float largestOf(const SlabPiece& low, const SlabPiece& high, bool finite) {
+  float largest = largestOf(low);
+  asm("max.NaN.f32 %0, %0, %1;" : "+f"(largest) : "f"(largestOf(high)));
+  if (!__all_sync(kAllLanes, finite)) largest = fmaxf(largestFinite(low), largestFinite(high));
+  return largest;
+}
+
+// Largest finite magnitudes of a lane's rows g and g + 8.
 struct SlabMaxima {
-  float of[4][2];
+  float row[2];
   bool finite;  // all of the lane's numbers
 
   __device__ __forceinline__ explicit SlabMaxima(const Slab& s) {
     float largest = 0.0f;
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      of[i / 2][i % 2] = largestOf(s[i / 2][i % 2]);
-      asm("max.NaN.f32 %0, %0, %1;" : "+f"(largest) : "f"(of[i / 2][i % 2]));
+    for (int half = 0; half < 2; ++half) {
+      row[half] = largestOf(s[0][half]);
+#pragma unroll
+      for (int b = 1; b < 4; ++b) asm("max.NaN.f32 %0, %0, %1;" : "+f"(row[half]) : "f"(largestOf(s[b][half])));
+      asm("max.NaN.f32 %0, %0, %1;" : "+f"(largest) : "f"(row[half]));
     }
     finite = largest < __uint_as_float(kInfinityBits);
     if (__all_sync(kAllLanes, finite)) return;
 #pragma unroll
-    for (int i = 0; i < 8; ++i) of[i / 2][i % 2] = largestFinite(s[i / 2][i % 2]);
+    for (int half = 0; half < 2; ++half) {
+      row[half] = 0.0f;
+#pragma unroll
+      for (int b = 0; b < 4; ++b) row[half] = fmaxf(row[half], largestFinite(s[b][half]));
+    }
   }
-  __device__ __forceinline__ float row(int half) const {
-    return fmaxf(fmaxf(of[0][half], of[1][half]), fmaxf(of[2][half], of[3][half]));
-  }
-  __device__ __forceinline__ float all() const { return fmaxf(row(0), row(1)); }
-  // Of a piece; not finite where one of the lane's numbers is not.
-  __device__ __forceinline__ float bound(int b, int half) const {
-    return finite ? of[b][half] : __uint_as_float(kInfinityBits);
-  }
+  __device__ __forceinline__ float all() const { return fmaxf(row[0], row[1]); }
 };
 
-// The same where nothing needs them together: no register is held for them.
-struct PieceMaxima {
-  const Slab& s;
-  __device__ __forceinline__ explicit PieceMaxima(const Slab& slab) : s(slab) {}
-  __device__ __forceinline__ float bound(int b, int half) const { return largestOf(s[b][half]); }
+// A lane's 16 columns of every 64 of a row, pieces 2 block and 2 block + 1.
+struct SlabRun {
+  const SlabPiece &low, &high;
+  bool finite;  // all of the lane's numbers
+  int block, half;
+
+  __device__ __forceinline__ const SlabPiece& piece(int i) const { return i == 0 ? low : high; }
+  // Magnitude, of the finite numbers. It is found again: nothing but the slab is kept over runs.
+  __device__ __forceinline__ float largest() const { return largestOf(low, high, finite); }
 };
+
+// Runs of a slab in turn, kAtOnce of them in code: with fewer than four the slab moves up in its registers, and is lost.
+// An instruction cache that does not hold a slab's way costs more than that.
+template <int kAtOnce, class Each>
+__device__ __forceinline__ void eachRun(Slab& s, bool finite, Each each) {
+  static_assert(kAtOnce == 4 || kAtOnce == 2 || kAtOnce == 1, "whole passes");
+#pragma unroll 1
+  for (int first = 0;; first += kAtOnce) {
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int b = i / 2 * 2, half = i % 2, run = first + i;
+      each(SlabRun{s[b][half], s[b + 1][half], finite, run / 2, run % 2});
+    }
+    if (first + kAtOnce == 4) return;
+#pragma unroll
+    for (int i = 0; i + kAtOnce < 4; ++i) {
+      const int from = i + kAtOnce;
+#pragma unroll
+      for (int e = 0; e < 16; ++e) {
+        s[i / 2 * 2 + e / 8][i % 2][e % 8] = s[from / 2 * 2 + e / 8][from % 2][e % 8];
+      }
+    }
+  }
+}
 
 // A piece whose eight numbers, but for their scale, are given as float16.
 __device__ __forceinline__ void unpackHalves(SlabPiece& x, uint4 piece, float scale) {
@@ -98,8 +133,8 @@ __device__ __forceinline__ uint32_t truncatedHalves(float low, float high) {
   return pair;
 }
 
-// Element i of a piece, whose draws are two counters, takes this word.
-__device__ __forceinline__ uint32_t wordOf(const PhiloxWords* draws, int i) { return draws[i / 4].word[i % 4]; }
+// Element i of a piece takes this word's complement: the draws of two counters (StateRandom::complements).
+__device__ __forceinline__ uint32_t complementOf(const PhiloxWords* draws, int i) { return draws[i / 4].word[i % 4]; }
 
 // Numbers of a format that keeps all but the kCut lowest bits, stochastically rounded once those are cut off: adding
 // what a word leaves of a step rounds up iff the word is below the fraction, which has no more than kCut bits. That
@@ -108,7 +143,7 @@ template <int kCut>
 __device__ __forceinline__ void addDraws(float (&sum)[8], const SlabPiece& x, const PhiloxWords* draws) {
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
-    sum[i] = __uint_as_float(__float_as_uint(x[i]) + (~wordOf(draws, i) >> (32 - kCut)));
+    sum[i] = __uint_as_float(__float_as_uint(x[i]) + (complementOf(draws, i) >> (32 - kCut)));
   }
 }
 
@@ -125,10 +160,9 @@ __device__ __forceinline__ void copyRows(char* to, const char* from, int lane) {
   __syncwarp();
 }
 
-// Codecs: decode() takes a slab out of shared memory. An Encoder writes one to global memory, a run (16 columns of
-// every 64 of a row, pieces 2 block and 2 block + 1) after another, to nearest or stochastically; finish() follows the
-// last. What would be half sectors goes by way of `stage`, where the slab was. Where kExchanged, two lanes' pieces are
-// (see slabColumn).
+// Codecs: decode() takes a slab out of shared memory. An Encoder writes one to global memory, a run after another, to
+// nearest or stochastically; finish() follows the last. What would be half sectors goes by way of `room`. Where kExchanged,
+// two lanes' pieces are (see slabColumn).
 template <StateFormat kFormat, bool kExchanged>
 struct SlabCodec;
 

@@ -36,12 +36,11 @@ struct SlabCodec<StateFormat::kFloat32, kExchanged> {
         : stage(room), at(data), lane(l) {}
 
     // Exact, so nothing is drawn.
-    __device__ __forceinline__ void stochastic(const Slab& s, const SlabMaxima&, int block, int half,
-                                               const StateRandom&, int) const {
+    __device__ __forceinline__ void stochastic(const SlabRun& run, const StateRandom&, int) const {
 #pragma unroll
-      for (int b = 2 * block; b < 2 * block + 2; ++b) {
-        const SlabPiece& x = s[b][half];
-        float4* to = place(stage, b, half, lane);
+      for (int i = 0; i < 2; ++i) {
+        const SlabPiece& x = run.piece(i);
+        float4* to = place(stage, 2 * run.block + i, run.half, lane);
         to[0] = make_float4(x[0], x[1], x[2], x[3]);
         to[1] = make_float4(x[4], x[5], x[6], x[7]);
       }
@@ -75,64 +74,73 @@ struct SlabCodec<StateFormat::kFloat16, kExchanged> {
     static constexpr uint32_t kSmallestNormal = 0x38800000u;  // 2^-14
     char *stage, *at;
     int lane;
-    template <class Maxima>
-    __device__ __forceinline__ Encoder(const Maxima&, char* room, char* data, char*, float, int l)
+    __device__ __forceinline__ Encoder(const SlabMaxima&, char* room, char* data, char*, float, int l)
         : stage(room), at(data), lane(l) {}
 
     __device__ __forceinline__ void finish() const { copyRows<16 * 256>(at, stage, lane); }
 
     // Any magnitude, rounded up iff the word is below the fraction. Bits are missing from the lower end of a subnormal
     // number: what the grid of 2^-24 leaves of it is made an integer. NaN takes that way and stays.
-    static __device__ __forceinline__ float anyMagnitude(float x, uint32_t word) {
+    static __device__ __forceinline__ float anyMagnitude(float x, uint32_t complement) {
       float magnitude;
       asm("min.NaN.f32 %0, %1, %2;" : "=f"(magnitude) : "f"(fabsf(x)), "f"(65504.0f));
       const float below = __fadd_rz(magnitude, 0.5f) - 0.5f;
-      const uint32_t fraction = __float2uint_rz((magnitude - below) * 7.20575940379279e16f);  // 2^56
-      const float subnormal = word < fraction ? below + 5.9604644775390625e-08f : below;      // 2^-24
-      const float normal = __uint_as_float(__float_as_uint(magnitude) + (~word >> 19));
+      const uint32_t fraction = __float2uint_rz((magnitude - below) * 7.20575940379279e16f);   // 2^56
+      const float subnormal = complement > ~fraction ? below + 5.9604644775390625e-08f : below;  // 2^-24
+      const float normal = __uint_as_float(__float_as_uint(magnitude) + (complement >> 19));
       return magnitude >= __uint_as_float(kSmallestNormal) ? normal : subnormal;
     }
 
-    static __device__ __forceinline__ uint32_t anyHalves(float low, float high, uint32_t lowWord, uint32_t highWord) {
-      return truncatedHalves(anyMagnitude(low, lowWord), anyMagnitude(high, highWord)) |
+    static __device__ __forceinline__ uint32_t anyHalves(float low, float high, uint32_t lowDraw, uint32_t highDraw) {
+      return truncatedHalves(anyMagnitude(low, lowDraw), anyMagnitude(high, highDraw)) |
              (__byte_perm(__float_as_uint(low), __float_as_uint(high), 0x7632) & 0x80008000u);
     }
 
-    // largest: of the magnitudes.
-    static __device__ __forceinline__ uint4 octet(const SlabPiece& x, float largest, const PhiloxWords* draws) {
+    // bounded: no number is beyond float16's range. One below the smallest normal one has come out as that one at most.
+    static __device__ __forceinline__ uint4 octet(const SlabPiece& x, bool bounded, const PhiloxWords* draws) {
       uint32_t halves[4];
-      if (__all_sync(kAllLanes, leastOf(x) >= __uint_as_float(kSmallestNormal) && largest < 65504.0f)) {
-        float sum[8];
-        addDraws<13>(sum, x, draws);
+      float sum[8];
+      addDraws<13>(sum, x, draws);
 #pragma unroll
-        for (int i = 0; i < 4; ++i) halves[i] = truncatedHalves(sum[2 * i], sum[2 * i + 1]);
-      } else {
+      for (int i = 0; i < 4; ++i) halves[i] = truncatedHalves(sum[2 * i], sum[2 * i + 1]);
+      const uint32_t least = leastHalves(leastHalves(halves[0], halves[1]), leastHalves(halves[2], halves[3]));
+      if (!__all_sync(kAllLanes, bounded && (least - 0x04010401u & 0x80008000u) == 0)) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          halves[i] = anyHalves(x[2 * i], x[2 * i + 1], wordOf(draws, 2 * i), wordOf(draws, 2 * i + 1));
+        for (int i = 0; i < 4; ++i) {  // numbers that small are few and far between
+          const float low = x[2 * i], high = x[2 * i + 1];
+          if (!__all_sync(kAllLanes, bounded && fminf(fabsf(low), fabsf(high)) >= __uint_as_float(kSmallestNormal))) {
+            halves[i] = anyHalves(low, high, complementOf(draws, 2 * i), complementOf(draws, 2 * i + 1));
+          }
         }
       }
       return make_uint4(halves[0], halves[1], halves[2], halves[3]);
     }
 
+    // Of two pairs of float16 numbers, the lesser magnitudes.
+    static __device__ __forceinline__ uint32_t leastHalves(uint32_t a, uint32_t b) {
+      const __half2 least = __hmin2(__habs2(*reinterpret_cast<const __half2*>(&a)),
+                                    __habs2(*reinterpret_cast<const __half2*>(&b)));
+      return *reinterpret_cast<const uint32_t*>(&least);
+    }
+
     // firstRow: of the slab, within the head.
-    template <class Maxima>
-    __device__ __forceinline__ void stochastic(const Slab& s, const Maxima& maxima, int block, int half,
-                                               const StateRandom& random, int firstRow) const {
-      const int row = firstRow + lane / 4 + 8 * half;
+    __device__ __forceinline__ void stochastic(const SlabRun& run, const StateRandom& random, int firstRow) const {
+      const int row = firstRow + lane / 4 + 8 * run.half;
+      const bool bounded = run.finite && run.largest() < 65504.0f;
 #pragma unroll
-      for (int b = 2 * block; b < 2 * block + 2; ++b) {
+      for (int piece = 0; piece < 2; ++piece) {
+        const int b = 2 * run.block + piece;
         PhiloxWords draws[2];
         const uint32_t quad = 2 * octetOf<kExchanged>(row, b, lane);
-        random.words(draws, {quad, quad + 1});
-        *place(stage, b, half, lane) = octet(s[b][half], maxima.bound(b, half), draws);
+        random.complements(draws, {quad, quad + 1});
+        *place(stage, b, run.half, lane) = octet(run.piece(piece), bounded, draws);
       }
     }
 
-    __device__ __forceinline__ void nearest(const Slab& s, const SlabMaxima&, int block, int half) const {
+    __device__ __forceinline__ void nearest(const SlabRun& run) const {
 #pragma unroll
-      for (int b = 2 * block; b < 2 * block + 2; ++b) {
-        const SlabPiece& x = s[b][half];
+      for (int piece = 0; piece < 2; ++piece) {
+        const SlabPiece& x = run.piece(piece);
         uint32_t words[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
@@ -140,7 +148,7 @@ struct SlabCodec<StateFormat::kFloat16, kExchanged> {
               : "=r"(words[i])
               : "f"(saturated(x[2 * i + 1])), "f"(saturated(x[2 * i])));
         }
-        *place(stage, b, half, lane) = make_uint4(words[0], words[1], words[2], words[3]);
+        *place(stage, 2 * run.block + piece, run.half, lane) = make_uint4(words[0], words[1], words[2], words[3]);
       }
     }
 

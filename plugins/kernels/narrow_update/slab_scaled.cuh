@@ -40,7 +40,7 @@ struct SlabCodec<StateFormat::kE4m3, kExchanged> {
         : at(data), lane(l) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        float largest = maxima.row(half);
+        float largest = maxima.row[half];
         largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, 1));
         largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, 2));
         const float scale = e4m3Scale(largest);
@@ -69,20 +69,21 @@ struct SlabCodec<StateFormat::kE4m3, kExchanged> {
       uint32_t words[2] = {};
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
-        words[i / 4] |= static_cast<uint32_t>(e4m3Stochastic(x[i], wordOf(draws, i))) << 8 * (i % 4);
+        words[i / 4] |= static_cast<uint32_t>(e4m3Stochastic(x[i], ~complementOf(draws, i))) << 8 * (i % 4);
       }
       return make_uint2(words[0], words[1]);
     }
 
     __device__ __forceinline__ void scale(SlabPiece& y, const SlabPiece& x, int half) const {
+      const float own = half == 0 ? factor[0] : factor[1];
 #pragma unroll
-      for (int i = 0; i < 8; ++i) y[i] = x[i] * factor[half];
+      for (int i = 0; i < 8; ++i) y[i] = x[i] * own;
     }
 
-    // octet(piece): eight codes.
+    // octet(i): eight codes of piece i of the run.
     template <class Octet>
     __device__ __forceinline__ void encode(int block, int half, Octet octet) const {
-      const uint2 octets[2] = {octet(2 * block), octet(2 * block + 1)};
+      const uint2 octets[2] = {octet(0), octet(1)};
       const bool exchanged = kExchanged && lane % 4 >= 2;
       const uint2 low = exchanged ? octets[1] : octets[0], high = exchanged ? octets[0] : octets[1];
       *reinterpret_cast<uint4*>(at + (lane / 4 + 8 * half) * 128 + block * 64 + lane % 4 * 16) =
@@ -90,22 +91,22 @@ struct SlabCodec<StateFormat::kE4m3, kExchanged> {
     }
 
     // Draws come before scaled numbers: registers for both at once are not to be had.
-    __device__ __forceinline__ void stochastic(const Slab& s, const SlabMaxima& maxima, int block, int half,
-                                               const StateRandom& random, int firstRow) const {
-      encode(block, half, [&](int b) {
-        const uint32_t quad = 2 * octetOf<kExchanged>(firstRow + lane / 4 + 8 * half, b, lane);
+    __device__ __forceinline__ void stochastic(const SlabRun& run, const StateRandom& random, int firstRow) const {
+      encode(run.block, run.half, [&](int i) {
+        const int row = firstRow + lane / 4 + 8 * run.half;
+        const uint32_t quad = 2 * octetOf<kExchanged>(row, 2 * run.block + i, lane);
         PhiloxWords draws[2];
-        random.words(draws, {quad, quad + 1});
+        random.complements(draws, {quad, quad + 1});
         SlabPiece y;
-        scale(y, s[b][half], half);
-        return stochasticOctet(y, draws, maxima.finite);
+        scale(y, run.piece(i), run.half);
+        return stochasticOctet(y, draws, run.finite);
       });
     }
 
-    __device__ __forceinline__ void nearest(const Slab& s, const SlabMaxima&, int block, int half) const {
-      encode(block, half, [&](int b) {
+    __device__ __forceinline__ void nearest(const SlabRun& run) const {
+      encode(run.block, run.half, [&](int i) {
         SlabPiece y;
-        scale(y, s[b][half], half);
+        scale(y, run.piece(i), run.half);
         return nearestOctet(y);
       });
     }
@@ -120,6 +121,9 @@ struct SlabCodec<StateFormat::kE2m1, kExchanged> {
     float headScale;  // of the whole head, which other warps hold parts of
     float blockFactor;
     int lane;
+    static constexpr uint8_t kSmallestNormal = 0x08;  // smaller block scales are so coarse that numbers may exceed 7
+    static constexpr float kSmall = 6.10351562e-05f;  // 2^-14
+
     __device__ __forceinline__ Encoder(const SlabMaxima&, char*, char* data, char* blockScales, float head, int l)
         : at(data), scales(blockScales), headScale(head), blockFactor(nvfp4BlockFactor(head)), lane(l) {}
 
@@ -134,48 +138,53 @@ struct SlabCodec<StateFormat::kE2m1, kExchanged> {
       return __uint_as_float(__float_as_uint(__fmul_rz(y, kBelowOne)) + (top >> 31));
     }
 
-    // Codes of eight numbers below 7, of which 2^-14 is given: a code is then the last bits of the exponent and the
-    // first of the mantissa of a float16 number, 0.5 a subnormal one, and rounding adds half of what is below and cuts
-    // off. That takes ties up; those from an even code come in as the float32 number below (towardEven).
-    static __device__ __forceinline__ uint32_t codes(const SlabPiece& y) {
-      uint32_t nibbles[4];  // of elements i and i + 4, from bit 9 on of each half
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const uint32_t sum = truncatedHalves(towardEven(y[i]), towardEven(y[i + 4])) + 0x01000100u;
-        nibbles[i] = (sum & 0x0e000e00u) | (sum >> 3 & ~0x0e000e00u);  // bits 14 to 12 were zero
-      }
-      const uint32_t low = (nibbles[0] >> 4 & 0x01e001e0u) | (nibbles[1] & ~0x01e001e0u);
-      const uint32_t high = (nibbles[2] >> 4 & 0x01e001e0u) | (nibbles[3] & ~0x01e001e0u);
-      return (low >> 5 & 0x00ff00ffu) | (high << 3 & 0xff00ff00u);
+    // Upper bytes of four numbers as float16, cut off.
+    static __device__ __forceinline__ uint32_t upperBytes(float a, float b, float c, float d) {
+      return __byte_perm(truncatedHalves(a, b), truncatedHalves(c, d), 0x7531);
     }
 
-    __device__ __forceinline__ void nearest(const Slab& s, const SlabMaxima& maxima, int block, int half) const {
-      constexpr uint32_t kLow = 0x21800000u, kHigh = 0x5d800000u;  // 2^-60, 2^60
-      constexpr uint8_t kSmallestNormal = 0x08;  // smaller block scales are so coarse that numbers may exceed 7
-      const int row = lane / 4 + 8 * half;
-      const float largest = fmaxf(maxima.of[2 * block][half], maxima.of[2 * block + 1][half]);
-      const uint8_t code = nvfp4BlockScale(largest, blockFactor);
-      const float scale = nvfp4Scale(code, headScale);
-      scales[row * 8 + block * 4 + lane % 4] = static_cast<char>(code);
-      constexpr float kSmall = 6.10351562e-05f;  // 2^-14
-      SlabPiece y[2];
-      if (__all_sync(kAllLanes,
-                     maxima.finite && code >= kSmallestNormal && __float_as_uint(scale) - kLow < kHigh - kLow)) {
-        const float factor = reciprocal(scale) * kSmall;
-#pragma unroll
-        for (int i = 0; i < 16; ++i) y[i / 8][i % 8] = s[2 * block + i / 8][half][i % 8] * factor;
-      } else {
-        const float factor = inverse(scale);
-#pragma unroll
-        for (int i = 0; i < 16; ++i) {  // a minimum takes no notice of NaN
-          const float capped = fmaxf(fminf(s[2 * block + i / 8][half][i % 8] * factor, kE2m1Largest), -kE2m1Largest);
-          y[i / 8][i % 8] = capped * kSmall;
-        }
-      }
+    // Codes of eight numbers below 7, of which 2^-14 is given: a code is then the last bits of the exponent and the
+    // first of the mantissa of a float16 number, 0.5 a subnormal one, and rounding adds half of what is below and cuts
+    // off. That is the last bit of an upper byte, in which sign and code have zeros between them. It takes ties up;
+    // those from an even code come in as the float32 number below (towardEven).
+    static __device__ __forceinline__ uint32_t codes(const SlabPiece& y) {
+      const uint32_t even = upperBytes(y[0], y[2], y[4], y[6]) + 0x01010101u;
+      const uint32_t odd = upperBytes(y[1], y[3], y[5], y[7]) + 0x01010101u;
+      const uint32_t magnitudes = (even >> 1 & 0x0f0f0f0fu) | (odd << 3 & 0xf0f0f0f0u);
+      return magnitudes | (even >> 4 & 0x08080808u) | (odd & 0x80808080u);
+    }
+
+    __device__ __forceinline__ void store(const SlabPiece (&y)[2], uint8_t scale, const SlabRun& run) const {
+      const int row = lane / 4 + 8 * run.half;
+      scales[row * 8 + run.block * 4 + lane % 4] = static_cast<char>(scale);
       const uint32_t words[2] = {codes(y[0]), codes(y[1])};
       const bool exchanged = kExchanged && lane % 4 >= 2;
-      *reinterpret_cast<uint2*>(at + row * 64 + block * 32 + lane % 4 * 8) =
+      *reinterpret_cast<uint2*>(at + row * 64 + run.block * 32 + lane % 4 * 8) =
           exchanged ? make_uint2(words[1], words[0]) : make_uint2(words[0], words[1]);
+    }
+
+    // Ties, NaN and scales at the ends of the range take a longer way.
+    __device__ __forceinline__ void nearest(const SlabRun& run) const {
+      constexpr uint32_t kLow = 0x21800000u, kHigh = 0x5d800000u;  // 2^-60, 2^60
+      const uint8_t code = nvfp4BlockScale(run.largest(), blockFactor);
+      const float scale = nvfp4Scale(code, headScale);
+      const float factor = reciprocal(scale) * kSmall;
+      SlabPiece y[2];
+#pragma unroll
+      for (int i = 0; i < 16; ++i) y[i / 8][i % 8] = run.piece(i / 8)[i % 8] * factor;
+      uint32_t lower = __float_as_uint(y[0][0]);  // ties have zeros in the lower 16 bits, as few others have
+#pragma unroll
+      for (int i = 1; i < 16; ++i) lower = __vminu2(lower, __float_as_uint(y[i / 8][i % 8]));
+      if (!__all_sync(kAllLanes, run.finite && (lower & 0xffffu) != 0 && code >= kSmallestNormal &&
+                                     __float_as_uint(scale) - kLow < kHigh - kLow)) {
+        const float exact = inverse(scale);
+#pragma unroll
+        for (int i = 0; i < 16; ++i) {  // a minimum takes no notice of NaN
+          const float capped = fmaxf(fminf(run.piece(i / 8)[i % 8] * exact, kE2m1Largest), -kE2m1Largest);
+          y[i / 8][i % 8] = towardEven(capped * kSmall);
+        }
+      }
+      store(y, code, run);
     }
   };
 };

@@ -88,7 +88,7 @@ __device__ __forceinline__ void solveHeads(const Part<Traits>& part) {
 // weighted: what is folded of records c, c + 4, c + 8, c + 12 in rows g and g + 8; recall: S k of the records by
 // number, undecayed; scale: of rows g and g + 8; values: the slab's 16 columns of the records' raw values.
 template <class Traits>
-__device__ __forceinline__ void solveSlab(float (&weighted)[4][2], const float (&recall)[2][4], const float (&scale)[2],
+__device__ __forceinline__ void solveSlab(float (&weighted)[4][2], const float (&recall)[2][4], const float2& scale,
                                           const HeadSolve& solve, const char* values, int pending, int lane) {
   using A = Activation<typename Traits::Act>;
   float rest[8];
@@ -103,7 +103,8 @@ __device__ __forceinline__ void solveSlab(float (&weighted)[4][2], const float (
         v = A::toFloat(*reinterpret_cast<const uint16_t*>(values + record * Traits::kSlabValuePitch +
                                                           (lane / 4 + 8 * (e / 2)) * 2));
       }
-      rest[4 * tile + e] = fmaf((e % 2 == 0 ? factor.x : factor.y) * scale[e / 2], recall[tile][e], v);
+      const float own = (e % 2 == 0 ? factor.x : factor.y) * (e / 2 == 0 ? scale.x : scale.y);
+      rest[4 * tile + e] = fmaf(own, recall[tile][e], v);
     }
   }
   WeightParts<__nv_bfloat16, 4> x;

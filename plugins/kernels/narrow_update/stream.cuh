@@ -65,6 +65,47 @@ struct QueryFragments {
   }
 };
 
+// sum[m] = S q for the rows of slab m, less the queries' factor: a column for each token, or (kBlockColumns) for each
+// block of the only one.
+template <class Traits>
+__device__ __forceinline__ void readState(float (&sum)[Traits::kItemSlabs][4], const char* at,
+                                          const QueryFragments<Traits>& q, int lane) {
+  using Reader = StateReader<Traits::kRead>;
+  const char* scales = at + Traits::kStateBytes;
+#pragma unroll
+  for (int m = 0; m < Traits::kItemSlabs; ++m) {
+    StateFragments a;
+    const char* slab = at + m * 16 * Traits::Read::kRowBytes;
+    const char* slabScales = scales + m * 16 * Traits::Read::kScaleBytes;
+    if constexpr (Traits::kBlockColumns) {
+      Reader::loadCodes(a, slab, lane);
+    } else {
+      Reader::load(a, slab, slabScales, lane);
+    }
+    float odd[4] = {};
+#pragma unroll
+    for (int e = 0; e < 4; ++e) sum[m][e] = 0.0f;
+#pragma unroll
+    for (int s = 0; s < Traits::kSteps; s += 2) {
+      mmaAct<__half>(sum[m], a[s], q.b[s][0], q.b[s][1]);
+      mmaAct<__half>(odd, a[s + 1], q.b[s + 1][0], q.b[s + 1][1]);
+    }
+#pragma unroll
+    for (int e = 0; e < 4; ++e) sum[m][e] += odd[e];
+    if constexpr (Traits::kBlockColumns) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const uint32_t both = Reader::blockScales(slabScales, lane / 4 + 8 * half, lane);
+        const float2 scale = __half22float2(*reinterpret_cast<const __half2*>(&both));
+        sum[m][2 * half] *= scale.x;
+        sum[m][2 * half + 1] *= scale.y;
+      }
+    } else {
+      Reader::scale(sum[m], slabScales, lane);
+    }
+  }
+}
+
 template <class Traits>
 struct HeadStream {
   using Act = typename Traits::Act;
@@ -106,57 +147,16 @@ struct HeadStream {
     loadsArrive(full);
   }
 
-  // sum[m] = S q for the rows of slab m, less the queries' factor: a column for each token, or (kBlockColumns) for each
-  // block of the only one.
-  __device__ void readState(float (&sum)[Traits::kItemSlabs][4], const char* at,
-                            const QueryFragments<Traits>& q) const {
-    const char* scales = at + Traits::kStateBytes;
-#pragma unroll
-    for (int m = 0; m < Traits::kItemSlabs; ++m) {
-      StateFragments a;
-      const char* slab = at + m * 16 * Traits::Read::kRowBytes;
-      const char* slabScales = scales + m * 16 * Traits::Read::kScaleBytes;
-      if constexpr (Traits::kBlockColumns) {
-        Reader::loadCodes(a, slab, part.lane);
-      } else {
-        Reader::load(a, slab, slabScales, part.lane);
-      }
-      float odd[4] = {};
-#pragma unroll
-      for (int e = 0; e < 4; ++e) sum[m][e] = 0.0f;
-#pragma unroll
-      for (int s = 0; s < Traits::kSteps; s += 2) {
-        mmaAct<__half>(sum[m], a[s], q.b[s][0], q.b[s][1]);
-        mmaAct<__half>(odd, a[s + 1], q.b[s + 1][0], q.b[s + 1][1]);
-      }
-#pragma unroll
-      for (int e = 0; e < 4; ++e) sum[m][e] += odd[e];
-      if constexpr (Traits::kBlockColumns) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const uint32_t both = Reader::blockScales(slabScales, part.lane / 4 + 8 * half, part.lane);
-          const float2 scale = __half22float2(*reinterpret_cast<const __half2*>(&both));
-          sum[m][2 * half] *= scale.x;
-          sum[m][2 * half + 1] *= scale.y;
-        }
-      } else {
-        Reader::scale(sum[m], slabScales, part.lane);
-      }
-    }
-  }
-
   __device__ void finish(int item, const char* at, const QueryFragments<Traits>& q) const {
     const int index = item / Traits::kItems, firstSlab = item % Traits::kItems * Traits::kItemSlabs;
     const int head = part.firstHead + index;
     float sum[Traits::kItemSlabs][4];
-    readState(sum, at, q);
+    readState(sum, at, q, part.lane);
     const char* values = at + part.layout.valueOffset;
     if constexpr (Traits::kGdn) {
       float scale = Reader::kFactor;
       if constexpr (Traits::kRead == StateFormat::kE2m1) scale *= part.scalars()[2 * kMaxPartHeads + index];
       streamGdn(sum, part, index, firstSlab, values, scale, q.factor);
-    } else if constexpr (Traits::kPlain) {
-      addPlainRecords(sum, part, index, sharedAddress(values));
     } else {
       addAllRecords(sum, index, sharedAddress(values), q.factor);
     }
@@ -208,7 +208,6 @@ struct HeadStream {
   __device__ void run() const {
     QueryFragments<Traits> q;
     q.load(part);
-    if constexpr (Traits::kPlain) setPlainWeights(part, Reader::kFactor * __shfl_sync(kAllLanes, q.factor, 0));
     int s = 0;
     uint32_t parity = 0;
 #pragma unroll 1

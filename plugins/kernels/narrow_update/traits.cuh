@@ -17,6 +17,10 @@ constexpr int kMaxPartHeads = 16;
 constexpr int kMaxNarrowStages = 3;  // of a warp
 constexpr int kBarrierArea = 256;    // bytes, the last of which are the part's cursors
 constexpr int kSavedPart = 192;
+// Warps tell each other largest magnitudes: rows of 16 words, a barrier each, and how many heads there have been.
+constexpr int kMaximumRows = 4, kMaximumBarriers = kMaximumRows * 64, kHeadCount = kMaximumBarriers + kMaximumRows * 8;
+constexpr int kMaximumBytes = kHeadCount + 16;
+constexpr int kItemBytes = 80;  // behind a warp's slab: the item in work, at 16 what FlushBase lists
 
 // First column of lane c's piece b (see NarrowTraits::pieceColumn): 16 columns of every 64 are a lane's.
 template <bool kExchanged>
@@ -78,6 +82,11 @@ struct NarrowTraits {
   // the warps' areas share.
   static constexpr bool kRecallsCodes = kPlainGdn && kRecurrence != StateFormat::kFloat32;
   static constexpr int kHalfPitch = kStateDim * 2 + 16;
+  // Likewise Mamba-2's reads out for its token, with the query in float16, and adds the records by their products with it.
+  static constexpr bool kReadsCodes = kPlain && kRecurrence != StateFormat::kFloat32;
+  // There, of a group: both vectors of the token in float16, their products with records, what they are multiplied by.
+  static constexpr int kVectorDots = 4 * kStateDim, kVectorFactors = kVectorDots + 32 * 16;
+  static constexpr int kVectorBytes = kVectorFactors + 16;
   static constexpr int kSolveBytes = kPlainGdn ? 1616 : 0;  // of a head (HeadSolve), behind a warp's slab
   static constexpr int kPlainWindow = 16;
   static constexpr int kMostGroups = kPlainGdn ? 4 : 1;  // of a part
@@ -88,9 +97,18 @@ struct NarrowTraits {
   static constexpr int kWeightPitch = 20;  // floats
   static constexpr int kWeightBytes = kPlain ? kMaxRounds * kWeightPitch * 4 : 0;
 
-  // Every slab of a head must be in some warp's registers while the head's largest magnitude is found.
+  // Runs of a slab that a flush has in code at once (eachRun): float16's stochastic rounding is long (see the README), FP8's
+  // leaves no registers for it.
+  static constexpr int kRunsAtOnce = kRecurrence == StateFormat::kFloat16 ? 1 : 4;
+  // Codes of Mamba-2's float16 recurrences have a place of their own on their way out, so that the next slab comes early.
+  static constexpr bool kOwnStage = !kGdn && kRecurrence == StateFormat::kFloat16;
+
+  // Every slab of a head must be in some warp's registers while the head's largest magnitude is found: two of them never
+  // in one's.
   static constexpr bool kWholeHead = kRead == StateFormat::kE2m1;
   static_assert(!kWholeHead || kWarps >= kSlabs, "a warp for each slab of a head");
+  // A flush has the committed keys' columns in the order its fold takes them (tileKeys), unless it recalls from them.
+  static constexpr bool kTiledKeys = !kGdn || kRecallsCodes;
   static_assert(kStateDim == 128, "fragments and FP8 blocks are laid out for 128 columns");
   static_assert(kHeadDim % 16 == 0 && kSlabs % kItemSlabs == 0, "whole slabs");
   static_assert(kMaxTokens >= 1 && kMaxTokens * kVectorsPerToken <= 8, "one tile of vectors");
@@ -100,12 +118,14 @@ struct NarrowTraits {
 struct NarrowLayout {
   int32_t partHeads, partGroups, dtPitch;
   // Of the part's first group; those of the next ones follow at multiples of groupBytes.
-  int32_t keyOffset, queryOffset, factorOffset, normOffset, fragmentOffset, dotOffset, gramOffset, groupBytes;
+  int32_t keyOffset, queryOffset, factorOffset, normOffset, fragmentOffset, dotOffset, gramOffset, vectorOffset;
+  int32_t groupBytes;
   int32_t dtOffset, scalarOffset, amaxOffset, weightOffset, betaOffset;
   int32_t privateOffset, privateBytes, totalBytes;
   int32_t stages, stageBytes, valueOffset;                            // of a private area while streaming heads
-  int32_t slabScaleOffset, slabValueOffset, halfOffset, solveOffset;  // while flushing
+  int32_t slabScaleOffset, slabValueOffset, halfOffset, solveOffset, codeOffset;  // while flushing
   int32_t halfFactorOffset;
+  int32_t pairBytes;  // fragments and dots of plain decoding without a flush: two of each, so far apart
 };
 
 template <class Traits>
@@ -122,15 +142,17 @@ constexpr NarrowLayout narrowLayout(int window, int tokens, int heads, int group
   s.fragmentOffset = s.normOffset + (Traits::kGdn ? 32 : 0);
   const int tiles = (window + 15) / 16;
   s.dotOffset = s.fragmentOffset + roundUp(tokens * Traits::kVectorsPerToken * (Traits::kStateDim * 2 + 4), 16);
-  const int dotEnd = s.dotOffset + (tiles + (Traits::kGdn && !Traits::kOneToken ? 1 : 0)) * 32 * 16;
+  const int dotEnd = s.dotOffset + (tiles + (Traits::kGdn == Traits::kOneToken ? 0 : 1)) * 32 * 16;
   // For one token, the key products of a flush share their place with the fragments and dots of other steps.
   s.gramOffset = Traits::kOneToken ? s.fragmentOffset : dotEnd;
   const int gramEnd = s.gramOffset + (Traits::kGdn ? tiles * 16 * 16 * 4 : 0);
-  s.groupBytes = (dotEnd > gramEnd ? dotEnd : gramEnd) - s.keyOffset;
+  s.vectorOffset = dotEnd > gramEnd ? dotEnd : gramEnd;
+  s.pairBytes = Traits::kPlain ? dotEnd - s.fragmentOffset : 0;
+  s.groupBytes = s.vectorOffset + (Traits::kRecallsCodes ? Traits::kVectorBytes : 0) + s.pairBytes - s.keyOffset;
   s.dtOffset = s.keyOffset + groups * s.groupBytes;
   s.scalarOffset = s.dtOffset + roundUp(heads * records * 4, 16);
   s.amaxOffset = s.scalarOffset + 3 * kMaxPartHeads * 4;  // a, D, head scale
-  s.weightOffset = s.amaxOffset + 2 * 16 * 4;
+  s.weightOffset = s.amaxOffset + kMaximumBytes;
   s.betaOffset = s.weightOffset + Traits::kWarps * Traits::kWeightBytes;
   s.halfFactorOffset = s.betaOffset + (Traits::kGdn ? roundUp(heads * records * 4, 16) : 0);
   s.privateOffset = roundUp(s.halfFactorOffset + (Traits::kRecallsCodes ? groups * 64 : 0), 128);
@@ -139,13 +161,17 @@ constexpr NarrowLayout narrowLayout(int window, int tokens, int heads, int group
   s.valueOffset = Traits::kStateBytes + Traits::kScaleBytes;
   s.stageBytes = roundUp(s.valueOffset + window * Traits::kValuePitch, 128);
 
-  s.slabScaleOffset = Traits::kSlabBytes + 16;  // behind the codes and the item's word
+  s.slabScaleOffset = Traits::kSlabBytes + kItemBytes;
   s.slabValueOffset = s.slabScaleOffset + 16 * Traits::Recurrence::kScaleBytes;
   s.halfOffset = s.slabValueOffset + records * Traits::kSlabValuePitch;
   s.solveOffset = s.halfOffset + (Traits::kRecallsCodes ? 16 * groups / Traits::kWarps * Traits::kHalfPitch : 0);
-  const int slab = s.solveOffset + (heads + Traits::kWarps - 1) / Traits::kWarps * Traits::kSolveBytes;
+  const int solveEnd = s.solveOffset + (heads + Traits::kWarps - 1) / Traits::kWarps * Traits::kSolveBytes;
+  s.codeOffset = Traits::kOwnStage ? roundUp(solveEnd, 16) : 0;
+  const int slab = Traits::kOwnStage ? s.codeOffset + Traits::kSlabBytes : solveEnd;
 
-  s.privateBytes = roundUp(slab > stages * s.stageBytes ? slab : stages * s.stageBytes, 128);
+  // Plain decoding of GDN reads by way of areas of its own (read_gdn.cuh).
+  const int streamed = Traits::kPlainGdn ? 0 : stages * s.stageBytes;
+  s.privateBytes = roundUp(slab > streamed ? slab : streamed, 128);
   s.totalBytes = s.privateOffset + Traits::kWarps * s.privateBytes;
   return s;
 }
