@@ -13,19 +13,29 @@ constexpr int kPiece = 8;  // channels of one 16-byte access
 constexpr int64_t kMaxChannels = 1 << 24;
 constexpr int64_t kMaxRows = INT32_MAX;
 
+constexpr int64_t kMaxParts = 64;
+
+bool hasParts(const rssm_rms_norm_args& a) { return a.x.rank == 3 && a.x.dtype == RSSM_FLOAT32; }
+
 void checkNorm(Checker& check, const rssm_rms_norm_args& a) {
-  const int32_t act = activationType(a.x);
-  check.tensor("x", a.x, act, {kAny, kAny});
+  const bool parts = hasParts(a);
+  const int32_t act = activationType(parts ? a.residual : a.x);
+  if (parts) {
+    check.tensor("x", a.x, RSSM_FLOAT32, {kAny, kAny, kAny});
+    if (check.ok()) check.range("x: parts", a.x.shape[0], 1, kMaxParts);
+  } else {
+    check.tensor("x", a.x, act, {kAny, kAny});
+  }
   if (!check.ok()) return;
-  const int64_t rows = a.x.shape[0], size = a.x.shape[1];
+  const int64_t rows = a.x.shape[parts ? 1 : 0], size = a.x.shape[parts ? 2 : 1];
   check.range("x: R", rows, 0, kMaxRows);
   check.range("x: D", size, 1, kMaxChannels);
   check.tensor("out", a.out, act, {rows, size});
   check.tensor("weight", a.weight, RSSM_FLOAT32, {size});
-  check.contiguous("x", a.x, 1);
+  check.contiguous("x", a.x, parts ? 2 : 1);
   check.contiguous("out", a.out, 1);
   check.contiguous("weight", a.weight, 0);
-  if (!isAbsent(a.residual)) {
+  if (parts || !isAbsent(a.residual)) {
     check.tensor("residual", a.residual, act, {rows, size});
     check.tensor("sum", a.sum, act, {rows, size});
     check.contiguous("residual", a.residual, 1);
@@ -40,11 +50,14 @@ void checkNorm(Checker& check, const rssm_rms_norm_args& a) {
 
 RmsNormParams flatten(const rssm_rms_norm_args& a) {
   RmsNormParams p{};
-  p.rows = a.x.shape[0];
-  p.size = static_cast<int32_t>(a.x.shape[1]);
+  const bool parts = hasParts(a);
+  p.rows = a.out.shape[0];
+  p.size = static_cast<int32_t>(a.out.shape[1]);
   p.eps = a.eps;
   p.weightOffset = a.weight_offset;
-  p.float16 = a.x.dtype == RSSM_FLOAT16;
+  p.float16 = a.out.dtype == RSSM_FLOAT16;
+  p.parts = parts ? static_cast<int32_t>(a.x.shape[0]) : 0;
+  p.partStride = parts ? a.x.stride[0] : 0;
   p.wide = p.size % kPiece == 0 && areAligned({&a.x, &a.residual, &a.weight, &a.sum, &a.out}, 16);
   p.programmaticLaunch = (a.flags & RSSM_ELEMENTWISE_PROGRAMMATIC_LAUNCH) != 0;
   p.x = a.x.data;
@@ -52,7 +65,7 @@ RmsNormParams flatten(const rssm_rms_norm_args& a) {
   p.weight = static_cast<const float*>(a.weight.data);
   p.sum = a.sum.data;
   p.out = a.out.data;
-  p.xStride = a.x.stride[0];
+  p.xStride = a.x.stride[parts ? 1 : 0];
   p.outStride = a.out.stride[0];
   if (p.residual != nullptr) {
     p.residualStride = a.residual.stride[0];

@@ -23,6 +23,14 @@ def followers(weight: str) -> list[str]:
     return [f"{prefix}{dot}{name}.weight{rest}" for name in _FOLLOWERS.get(last, ())]
 
 
+_LAST = ("o_proj", "out_proj", "down_proj")
+
+
+def ends_block(weight: str) -> bool:
+    """Whether the product with `weight` goes into the residual sum and its norm, and nowhere else."""
+    return weight.rpartition(".weight")[0].rpartition(".")[2] in _LAST
+
+
 def join(matrices: list[Tensor]) -> Tensor:
     """The matrices [out_i, in] as one [sum of out_i, in]; afterwards they are its parts, not copies."""
     first, rows = matrices[0], sum(len(matrix) for matrix in matrices)

@@ -1,7 +1,7 @@
 """Norms, activations, rotation and attention of a forward pass by the CUDA kernels, which join neighbouring operations.
 
 The vocabulary names operations one by one; a kernel does several of them in one launch:
-    add, rms_norm                         a residual sum and its norm, with the sum over ranks before them
+    linear, add, rms_norm                 a residual sum and its norm, with the sum of a product's parts or over ranks
     silu or sigmoid, mul                  an activation and its product
     rms_norm and rope of heads, attention head norms, rotation and the write into the KV slots
 The first of a group returns a tensor that is not computed yet, and the last runs the launch.
@@ -32,12 +32,20 @@ class _Addend:
 
 
 @dataclass(frozen=True)
+class _Parts:
+    """x [P, B, T, D] float32 whose sum over P is the tensor."""
+
+    x: Tensor
+
+
+@dataclass(frozen=True)
 class _Sum:
-    """a + b; over_ranks: of every rank's a."""
+    """a + b; over_ranks: of every rank's a; in_parts: a has them."""
 
     a: Tensor
     b: Tensor
     over_ranks: bool = False
+    in_parts: bool = False
 
 
 @dataclass(frozen=True)
@@ -57,7 +65,7 @@ class _Heads:
     rotation: Rotation | None = None
 
 
-_Waiting = TypeVar("_Waiting", _Addend, _Sum, _Activation, _Heads)
+_Waiting = TypeVar("_Waiting", _Addend, _Parts, _Sum, _Activation, _Heads)
 
 
 class NativeLayers:
@@ -81,9 +89,16 @@ class NativeLayers:
             return None
         return self._later(x.view_as(x), _Addend(x))
 
+    def in_parts(self, parts: Tensor) -> Tensor:
+        """The sum over P of parts [P, B, T, D] float32, computed by the `rms_norm` of its `add`."""
+        return self._later(parts[0], _Parts(parts))
+
     def add(self, a: Tensor, b: Tensor) -> Tensor:
         """a + b, computed by the `rms_norm` of it."""
         for one, other in ((a, b), (b, a)):
+            parts = self._take(one, _Parts)
+            if parts is not None:
+                return self._later(torch.empty_like(other), _Sum(parts.x, other, in_parts=True))
             addend = self._take(one, _Addend)
             if addend is not None:
                 return self._later(torch.empty_like(other), _Sum(addend.x, other, over_ranks=True))
@@ -97,7 +112,8 @@ class NativeLayers:
         a, b = waiting.a, waiting.b
         if waiting.over_ranks and self._inboxes is not None:
             return self._inboxes.add_rms_norm(a, b, x, weight, eps, unit_offset=unit_offset)
-        return native_layers.add_rms_norm(a, b, x, weight, eps, unit_offset=unit_offset)
+        norm = native_layers.add_parts_rms_norm if waiting.in_parts else native_layers.add_rms_norm
+        return norm(a, b, x, weight, eps, unit_offset=unit_offset)
 
     def activation(self, function: Function, x: Tensor) -> Tensor:
         """function(x), computed by the `mul` of it."""
@@ -150,7 +166,7 @@ class NativeLayers:
             return native_layers.attention(rows, turned, caches).flatten(-2)
         return attend_caches(turned, kv, self._ctx.on_host)
 
-    def _later(self, result: Tensor, waiting: _Addend | _Sum | _Activation | _Heads) -> Tensor:
+    def _later(self, result: Tensor, waiting: _Addend | _Parts | _Sum | _Activation | _Heads) -> Tensor:
         self._waiting[id(result)] = (result, waiting)  # the result is kept: ids of dead tensors come back
         return result
 

@@ -11,7 +11,7 @@ from torch.nn import functional
 from trtllm_replayssm.graph import MoeNames
 from trtllm_replayssm.ops import native_experts
 from trtllm_replayssm.ops.native_layers import Function
-from trtllm_replayssm.runtime.session.joined_products import followers
+from trtllm_replayssm.runtime.session.joined_products import ends_block, followers
 from trtllm_replayssm.runtime.session.native_layers import NativeLayers
 from trtllm_replayssm.runtime.session.ranks import Sharing
 from trtllm_replayssm.runtime.session.router_product import scores
@@ -46,6 +46,10 @@ class TorchGraph:
         return rows.masked_fill(~self._ctx.valid()[..., None], float("nan")) if self._poison else rows
 
     def linear(self, x: Tensor, weight: str) -> Tensor:
+        if self._layers is not None and self._sharing is None and ends_block(weight):
+            parts = self._state_ops.linear_in_parts(x, self._weights.matrix(weight))
+            if parts is not None:
+                return self._layers.in_parts(parts)
         product = self._product(x, weight)
         return self._over_ranks(product) if self._sharing and weight in self._sharing.partial else product
 

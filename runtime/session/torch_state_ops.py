@@ -52,6 +52,13 @@ class StateOps:
             return product
         return self._large.linear(x, weight)
 
+    def linear_in_parts(self, x: Tensor, weight: Tensor) -> Tensor | None:
+        """x [..., K] weight [N, K]^T as sums over shares of K, [parts, ..., N] float32; None: `linear` is as fast."""
+        if self._large is None:
+            return None
+        count = self._large.parts_of(x, weight)
+        return None if count == 1 else self._large.parts(x, weight, count)
+
     def wide_linear(self, x: Tensor, weight: Tensor) -> Tensor:
         """The same in float32: of 16-bit types on a GPU the sums as they are, no rounding, no second pass over them."""
         if not x.is_cuda or x.dtype is torch.float32:

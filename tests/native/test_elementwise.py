@@ -64,6 +64,22 @@ def test_the_sum_is_rounded_once_and_then_normalised(rows: int, size: int, act: 
     check(got, normalised(total, weight, 0.0), act)
 
 
+@pytest.mark.parametrize("act", ACTS)
+@pytest.mark.parametrize("count", [1, 2, 5, 8])
+@pytest.mark.parametrize(("rows", "size"), [(1, 3136), (257, 2560), (3, 4096), (2, 8200), (3, 13)])
+def test_parts_of_a_product_are_added_in_their_order(rows: int, size: int, count: int, act: str) -> None:
+    """In float32, and rounded once with the residual."""
+    parts = draw(count, rows, 2, size, act="float32", spread=3.0)
+    residual, weight = draw(rows, 2, size, act=act, seed=9), draw(size, act=act, seed=1).float()
+    total = torch.full_like(residual, float("nan"))
+    got = native_layers.add_parts_rms_norm(parts, residual, total, weight, EPS, unit_offset=False)
+    whole = torch.zeros_like(parts[0])
+    for part in parts:
+        whole += part
+    assert torch.equal(total, (whole + residual).to(residual.dtype))
+    check(got, normalised(total, weight, 0.0), act)
+
+
 def test_a_row_has_the_same_bits_in_any_batch() -> None:
     x, weight = draw(300, 1, 3136, act="bfloat16"), draw(3136, act="bfloat16").float()
     many = native_layers.rms_norm(x, weight, EPS, unit_offset=False)

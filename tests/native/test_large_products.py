@@ -1,4 +1,4 @@
-"""Products without a workspace: the bits of torch's, in a graph and outside, and no memset beside them."""
+"""Products without a workspace: exact up to rounding, in a graph and outside, no memset beside them; and in parts."""
 
 from __future__ import annotations
 
@@ -58,6 +58,33 @@ def test_a_graph_has_products_alone(products: Any) -> None:
     names = [event.name for event in profiler.events() if event.device_type.name == "CUDA"]
     assert len(names) == 1 and "emset" not in names[0], names
     assert torch.equal(captured, eager)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize(("batch", "tokens", "width", "inner"), [(256, 1, 2560, 9216), (50, 3, 3136, 7680)])
+def test_parts_are_sums_over_shares_of_the_inputs(
+    products: Any, batch: int, tokens: int, width: int, inner: int, dtype: str
+) -> None:
+    act = getattr(torch, dtype)
+    x, weight = draw(batch, tokens, inner, dtype=act), draw(width, inner, dtype=act)
+    count = products.parts_of(x, weight)
+    assert count == 2
+    parts, share = products.parts(x, weight, count), inner // count
+    assert parts.shape == (count, batch, tokens, width) and parts.dtype is torch.float32
+    for i, part in enumerate(parts):
+        own = slice(i * share, (i + 1) * share)
+        exact = x[:, 0, own].double() @ weight[:, own].double().t()
+        noise = share * 2.0**-23 * (x[:, 0, own].abs().double() @ weight[:, own].abs().double().t())
+        assert ((part[:, 0].double() - exact).abs() <= noise).all()
+
+
+def test_products_of_many_results_or_few_inputs_stay_whole(products: Any) -> None:
+    x, weight = draw(257, 9216, dtype=torch.bfloat16), draw(4104, 9216, dtype=torch.bfloat16)
+    assert products.parts_of(x[:256], weight[:4096]) == products.parts_of(x[:1], weight[:2560]) == 2
+    assert products.parts_of(x, weight[:2560]) == products.parts_of(x[:256], weight) == 1
+    short, thin = x[:8, :2560].contiguous(), weight[:64, :2560].contiguous()
+    assert products.parts_of(short, thin) == products.parts_of(x[:8, :4096], weight[:64, :4096]) == 1
+    assert products.parts_of(x[:8].cpu(), weight[:64].cpu()) == products.parts_of(x[:8].half(), weight[:64]) == 1
 
 
 def test_only_large_contiguous_products_are_served(products: Any) -> None:

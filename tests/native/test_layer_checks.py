@@ -83,6 +83,9 @@ WRONG: list[tuple[str, str, Any, type[ReplaySSMError], str]] = [
     ("rms_norm", "residual", NULL, ContractError, "sum: expected null"),
     ("rms_norm", "sum", NULL, ContractError, "sum: expected rank 2, got 0"),
     ("rms_norm", "out", view(Dtype.FLOAT16, R, W), ContractError, "out: expected bfloat16, got float16"),
+    ("rms_norm", "x", view(F32, 2, R, W + 1), ContractError, r"out: expected \[6, 49\], got \[6, 48\]"),
+    ("rms_norm", "x", view(F32, 0, R, W), ContractError, r"x: parts: expected 1\.\.64, got 0"),
+    ("rms_norm", "x", view(ACT, 2, R, W), ContractError, "x: expected rank 2, got 3"),
     ("rms_norm", "eps", float("nan"), ContractError, "eps: expected a number >= 0"),
     ("activation", "function", 4, ContractError, r"function: expected 1\.\.3, got 4"),
     ("activation", "factor", view(ACT, R, 1, W), ContractError, r"factor: expected \[6, 2, 48\], got \[6, 1, 48\]"),
@@ -126,6 +129,13 @@ def test_structs_of_another_size_and_null_ones_are_refused(library: _abi.Library
     assert b"struct_size: expected" in record.message
     assert function(None, None, ctypes.byref(record)) == int(_abi.Status.INVALID_ARGUMENT)
     assert b"args: expected a pointer, got null" in record.message
+
+
+def test_parts_of_a_product_come_with_a_residual(library: _abi.Library) -> None:
+    norm = norm_args()
+    norm.x, norm.residual, norm.sum = view(F32, 2, R, W), NULL, NULL
+    with pytest.raises(ContractError, match="rssm_rms_norm: residual: expected rank 2, got 0"):
+        library.rms_norm(norm, 0)
 
 
 def test_empty_calls_do_nothing(library: _abi.Library) -> None:

@@ -46,6 +46,12 @@ class Formulas:
         total.copy_(x + residual)
         return _norm(total, weight, eps, unit_offset)
 
+    def add_parts_rms_norm(
+        self, parts: Tensor, residual: Tensor, total: Tensor, weight: Tensor, eps: float, *, unit_offset: bool
+    ) -> Tensor:
+        self.launches["parts"] += 1
+        return self.add_rms_norm(parts.sum(0), residual, total, weight, eps, unit_offset=unit_offset)
+
     def activation(self, function: Function, x: Tensor, factor: Tensor | None = None) -> Tensor:
         self.launches[function.name] += 1
         x = x.flatten(2) if x.dim() == 4 else x
@@ -80,6 +86,11 @@ def host_rows(rows: dict[str, Tensor]) -> list[HostRow]:
     return [HostRow(*numbers, last_chunk=False) for numbers in zip(*columns, strict=True)]
 
 
+def in_parts(ops: StateOps, x: Tensor, weight: Tensor) -> Tensor:
+    shares = zip(x.chunk(2, dim=-1), weight.chunk(2, dim=-1), strict=True)
+    return torch.stack([functional.linear(*share) for share in shares])
+
+
 def _norm(x: Tensor, weight: Tensor, eps: float, unit_offset: bool) -> Tensor:
     return x * (x.square().mean(-1, keepdim=True) + eps).rsqrt() * (weight + float(unit_offset))
 
@@ -96,15 +107,18 @@ def _turned(x: Tensor, positions: Tensor, rotation: Rotation) -> Tensor:
 def test_joined_operations_give_the_bits_of_single_ones(
     name: str, monkeypatch: pytest.MonkeyPatch, unwritten_memory_is_nan: None, *, products: bool
 ) -> None:
-    """products: join matrix products as well, whose sums then have another order: equal up to noise."""
+    """products: join matrix products as well and make those before a sum in parts: other orders, equal up to noise."""
     tokens, formulas, results = sequence(name), Formulas(), []
     plain, joined = open_session(name), open_session(name)
     for session in (plain, joined):
         if session is joined:
-            for function in ("rms_norm", "add_rms_norm", "activation", "attention_inputs", "attention"):
+            norms = ("rms_norm", "add_rms_norm", "add_parts_rms_norm")
+            for function in (*norms, "activation", "attention_inputs", "attention"):
                 monkeypatch.setattr(native_layers, function, getattr(formulas, function))
             monkeypatch.setattr(StateOps, "native_heads", True)
-            if not products:
+            if products:
+                monkeypatch.setattr(StateOps, "linear_in_parts", in_parts)
+            else:
                 monkeypatch.setattr(torch_graph, "followers", lambda weight: [])
         slot, first = start(session, tokens[:20])
         after = force(session, slot, tokens[20:30])
@@ -118,4 +132,7 @@ def test_joined_operations_give_the_bits_of_single_ones(
     attention = len(geometry.layers_of(LayerKind.ATTENTION))
     assert formulas.launches["inputs"] == attention * calls
     assert formulas.launches["attention"] == attention * (calls - 1), "a prompt goes row by row"
+    sums, parts = formulas.launches["sum and norm"], formulas.launches["parts"]
+    assert (parts > 0) is products and parts <= sums
+    assert geometry.moe is not None or not products or parts == sums, "experts' sums alone have no parts"
     assert formulas.launches["norm"] == calls, "all norms but the first follow a sum"

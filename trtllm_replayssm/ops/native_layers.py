@@ -63,6 +63,17 @@ def add_rms_norm(x: Tensor, residual: Tensor, sum: Tensor, weight: Tensor, eps: 
     return out.view(x.shape)
 
 
+def add_parts_rms_norm(
+    parts: Tensor, residual: Tensor, sum: Tensor, weight: Tensor, eps: float, *, unit_offset: bool
+) -> Tensor:
+    """The same of the sum of parts [P, ..., D] float32, which are added up first."""
+    out: Tensor = torch.ops.replayssm.parts_rms_norm(
+        flags=_abi.ELEMENTWISE_PROGRAMMATIC_LAUNCH, eps=eps, weight_offset=float(unit_offset), x=parts.flatten(1, -2),
+        residual=residual.flatten(0, -2), weight=weight, sum=sum.view(-1, sum.shape[-1]),
+    )  # fmt: skip
+    return out.view(residual.shape)
+
+
 def activation(
     function: Function, x: Tensor, factor: Tensor | None = None, opening: Tensor | None = None
 ) -> Tensor:  # fmt: skip

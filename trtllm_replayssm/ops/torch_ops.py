@@ -109,6 +109,7 @@ SSM_INPUTS_UPDATE, SSM_INPUTS_PREFILL = (
 GATED_RMS_NORM = Signature.of("gated_rms_norm", "flags groups gate_first eps:float", "x gate weight", "", like="x")
 
 RMS_NORM = Signature.of("rms_norm", "flags eps:float weight_offset:float", "x residual? weight", "sum?", like="x")
+PARTS_RMS_NORM = replace(RMS_NORM, name="parts_rms_norm", inputs=("x", "residual", "weight"), like="residual")
 SUM_RANKS = Signature.of(
     "sum_ranks",
     "flags eps:float weight_offset:float rank capacity patience_ns inbox:int[] gave_up",
@@ -276,6 +277,7 @@ _register(GATED_RMS_NORM, _without_workspace(_abi.GatedRmsNormArgs, "gated_rms_n
 _register(SSM_INPUTS_UPDATE, ssm_inputs_call("ssm_inputs_update"))
 _register(SSM_INPUTS_PREFILL, ssm_inputs_call("ssm_inputs_prefill"))
 _register(RMS_NORM, _without_workspace(_abi.RmsNormArgs, "rms_norm"))
+_register(PARTS_RMS_NORM, _without_workspace(_abi.RmsNormArgs, "rms_norm"))
 _register(SUM_RANKS, sum_ranks_call)
 _register(ACTIVATION, _without_workspace(_abi.ActivationArgs, "activation"))
 _register(ATTENTION_INPUTS, attention_inputs_call)

@@ -17,6 +17,7 @@ enum { RSSM_ELEMENTWISE_PROGRAMMATIC_LAUNCH = 1 };
 
 /*
  * out = s / sqrt(mean(s^2) + eps) (weight_offset + weight) over each row, where s is x, or x + residual rounded to act.
+ * x may be what a matrix product left in parts, each the sum over a share of its inputs: they are added up in their order.
  */
 typedef struct rssm_rms_norm_args {
   uint32_t struct_size; /* sizeof(rssm_rms_norm_args) */
@@ -26,11 +27,11 @@ typedef struct rssm_rms_norm_args {
   float weight_offset;  /* 0, or 1 where weights are stored less one; added in float32 */
   int32_t reserved;     /* 0 */
 
-  rssm_tensor x;        /* [R, D] bfloat16 | float16 (act), channels contiguous */
+  rssm_tensor x;        /* [R, D] bfloat16 | float16 (act), channels contiguous; with a residual also [parts, R, D] float32 */
   rssm_tensor residual; /* [R, D] act, channels contiguous; nullable: nothing is added */
   rssm_tensor weight;   /* [D] float32, contiguous */
-  rssm_tensor sum;      /* [R, D] act, channels contiguous, written; null iff residual is; may be x or residual */
-  rssm_tensor out;      /* [R, D] act, channels contiguous, written; may be x where sum is not */
+  rssm_tensor sum;      /* [R, D] act, channels contiguous, written; null iff residual is; may be residual or an x of act */
+  rssm_tensor out;      /* [R, D] act, channels contiguous, written; may be an x of act where sum is not */
 } rssm_rms_norm_args;
 
 RSSM_API rssm_status rssm_rms_norm(const rssm_rms_norm_args* args, void* stream, rssm_error* error);

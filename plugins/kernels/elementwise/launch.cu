@@ -8,14 +8,19 @@ namespace {
 
 constexpr unsigned kRowsAlongY = 32768;
 
-template <class Act>
+template <class Act, bool kParts>
 cudaError_t launchNorm(const RmsNormParams& p, cudaStream_t stream) {
   const dim3 grid(static_cast<unsigned>(p.rows));
   if (!p.wide || p.size > kMaxRowThreads * kRowVector) {
-    return launchOn(stream, p.programmaticLaunch, anyRmsNormKernel<Act>, grid, 256, p);
+    return launchOn(stream, p.programmaticLaunch, anyRmsNormKernel<Act, kParts>, grid, 256, p);
   }
   const int threads = (p.size / kRowVector + 31) / 32 * 32;
-  return launchOn(stream, p.programmaticLaunch, rmsNormKernel<Act>, grid, threads, p);
+  return launchOn(stream, p.programmaticLaunch, rmsNormKernel<Act, kParts>, grid, threads, p);
+}
+
+template <class Act>
+cudaError_t chooseParts(const RmsNormParams& p, cudaStream_t stream) {
+  return p.parts > 0 ? launchNorm<Act, true>(p, stream) : launchNorm<Act, false>(p, stream);
 }
 
 template <class Act, int kFunction, int kVector>
@@ -43,7 +48,7 @@ cudaError_t chooseFunction(const ActivationParams& p, cudaStream_t stream) {
 }  // namespace
 
 cudaError_t launchRmsNorm(const RmsNormParams& p, cudaStream_t stream) {
-  return p.float16 ? launchNorm<__half>(p, stream) : launchNorm<__nv_bfloat16>(p, stream);
+  return p.float16 ? chooseParts<__half>(p, stream) : chooseParts<__nv_bfloat16>(p, stream);
 }
 
 cudaError_t launchActivation(const ActivationParams& p, cudaStream_t stream) {

@@ -10,6 +10,7 @@ namespace replayssm {
 struct RmsNormParams {
   int64_t rows;
   int32_t size;
+  int32_t parts;  // float32 ones that x is the sum of; 0: x is of the activation type
   float eps, weightOffset;
   bool float16;  // activations; else bfloat16
   bool wide;     // rows are whole aligned pieces of 8 channels
@@ -21,6 +22,7 @@ struct RmsNormParams {
   void* sum;
   void* out;
   int64_t xStride, residualStride, sumStride, outStride;  // of a row
+  int64_t partStride;
 };
 
 struct ActivationParams {

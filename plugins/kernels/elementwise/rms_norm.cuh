@@ -12,8 +12,37 @@ namespace replayssm {
 constexpr int kRowVector = 8;  // channels of one access
 constexpr int kMaxRowThreads = 1024;
 
-// Rows of up to kMaxRowThreads * 8 channels, 8 a thread, held in registers between the two uses.
-template <class Act>
+// Parts of a product: how many are on their way at once.
+constexpr int kPartsAhead = 4;
+
+// The sum of the parts at `at` and every `stride` floats behind it, in their order; eight channels.
+__device__ __forceinline__ void addParts(float (&x)[kRowVector], bool inside, const float* at, int parts,
+                                         int64_t stride) {
+#pragma unroll 1
+  for (int first = 0; first < parts; first += kPartsAhead) {
+    uint4 words[kPartsAhead][2];
+#pragma unroll
+    for (int i = 0; i < kPartsAhead; ++i) {
+      const auto* part = reinterpret_cast<const uint4*>(at + (first + i) * stride);
+      words[i][0] = loadIf(inside && first + i < parts, part);
+      words[i][1] = loadIf(inside && first + i < parts, part + 1);
+    }
+#pragma unroll
+    for (int i = 0; i < kPartsAhead; ++i) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        x[4 * half] += __uint_as_float(words[i][half].x);
+        x[4 * half + 1] += __uint_as_float(words[i][half].y);
+        x[4 * half + 2] += __uint_as_float(words[i][half].z);
+        x[4 * half + 3] += __uint_as_float(words[i][half].w);
+      }
+    }
+  }
+}
+
+// Rows of up to kMaxRowThreads * 8 channels, 8 a thread, held in registers between the two uses. kParts: x is the float32
+// parts of a product, with a residual.
+template <class Act, bool kParts>
 __global__ void __launch_bounds__(kMaxRowThreads) rmsNormKernel(const __grid_constant__ RmsNormParams p) {
   using Word = Packed<kRowVector>;
   __shared__ float shared[kMaxRowThreads / 32];
@@ -28,12 +57,16 @@ __global__ void __launch_bounds__(kMaxRowThreads) rmsNormKernel(const __grid_con
     return reinterpret_cast<const Word*>(static_cast<const uint16_t*>(base) + row * stride + channel);
   };
   // both at once: a branch around the second one would make it wait for the first
-  Word word = loadIf(inside, at(p.x, p.xStride));
+  Word word = {};
+  if constexpr (!kParts) word = loadIf(inside, at(p.x, p.xStride));
   const Word other = loadIf(inside && adds, at(p.residual, p.residualStride));
-  float x[kRowVector];
-  if (adds) {
+  float x[kRowVector] = {};
+  if constexpr (kParts) {
+    addParts(x, inside, static_cast<const float*>(p.x) + row * p.xStride + channel, p.parts, p.partStride);
+  }
+  if (kParts || adds) {
     float r[kRowVector];
-    unpack<Act>(word, x);
+    if constexpr (!kParts) unpack<Act>(word, x);
     unpack<Act>(other, r);
 #pragma unroll
     for (int v = 0; v < kRowVector; ++v) x[v] += r[v];
@@ -50,13 +83,14 @@ __global__ void __launch_bounds__(kMaxRowThreads) rmsNormKernel(const __grid_con
   if (inside) *const_cast<Word*>(at(p.out, p.outStride)) = pack<Act>(x);
 }
 
-// Rows of any size and alignment: single channels, read twice.
-template <class Act>
+// Rows of any size and alignment: single channels, read twice. kParts: as above.
+template <class Act, bool kParts>
 __global__ void __launch_bounds__(256) anyRmsNormKernel(const __grid_constant__ RmsNormParams p) {
   using A = Activation<Act>;
   __shared__ float shared[8];
   const int64_t row = blockIdx.x;
   const auto* x = static_cast<const uint16_t*>(p.x) + row * p.xStride;
+  const auto* parts = static_cast<const float*>(p.x) + row * p.xStride;
   const auto* residual = static_cast<const uint16_t*>(p.residual) + row * p.residualStride;
   auto* sum = static_cast<uint16_t*>(p.sum) + row * p.sumStride;
   auto* out = static_cast<uint16_t*>(p.out) + row * p.outStride;
@@ -65,7 +99,8 @@ __global__ void __launch_bounds__(256) anyRmsNormKernel(const __grid_constant__ 
   const bool adds = p.residual != nullptr;
   float square = 0.0f;
   for (int channel = static_cast<int>(threadIdx.x); channel < p.size; channel += 256) {
-    float value = A::toFloat(x[channel]);
+    float value = kParts ? 0.0f : A::toFloat(x[channel]);
+    for (int i = 0; kParts && i < p.parts; ++i) value += parts[i * p.partStride + channel];
     if (adds) {
       sum[channel] = A::fromFloat(value + A::toFloat(residual[channel]));
       value = A::toFloat(sum[channel]);
