@@ -100,7 +100,7 @@ struct ResidentUpdate {
       if (warp == 0) {
         *word(kFlushingRows) = 0;
         barrierInit(sharedAddress(shared) + kLandedBarrier, Traits::kThreads);
-        barrierInit(sharedAddress(shared) + kReadyBarrier, Traits::kWarps);
+        barrierInit(sharedAddress(shared) + kReadyBarrier, Traits::kWarps * kWarpArrivals);
       }
       barrierInitFence();
     }

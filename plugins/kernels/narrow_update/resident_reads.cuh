@@ -4,6 +4,7 @@
 #pragma once
 
 #include "../common/store_again.cuh"
+#include "kernels/common/warp_arrival.cuh"
 #include "resident_loads.cuh"
 
 namespace replayssm {
@@ -57,7 +58,7 @@ struct ResidentReads : ResidentLoads<Traits> {
           *reinterpret_cast<const uint4*>(part.keys() + part.pending * Traits::kKeyPitch + lane * 16);
     }
     __syncwarp();
-    if (lane == 0) barrierArrive(base + kReadyBarrier);
+    if (kEveryLaneArrives || lane == 0) barrierArrive(base + kReadyBarrier);
   }
 
   // Weights of this warp's heads of the span, and their step sizes into the ring.
