@@ -1,7 +1,7 @@
 // Flushing steps: the CTA takes its part's heads one after the other; their slabs are dealt to the warps in turn. A slab
 // goes from the high-precision checkpoint through shared memory into registers, is folded, read out and written back,
 // with stochastic rounding; while the next one is loaded, the read copy is written to nearest. For NVFP4 a warp tells the
-// slab's largest magnitude before it writes the recurrence, and waits for the head's after that.
+// slab's largest magnitude, and waits for the head's before it writes the read copy (float16: before it rounds).
 #pragma once
 
 #include "fold.cuh"

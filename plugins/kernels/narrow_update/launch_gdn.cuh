@@ -46,10 +46,6 @@ int choosePartGroups(const UpdateParams& p, const LaunchWish& wish) {
     const int64_t parts = static_cast<int64_t>(p.rows) * p.groups / groups;
     if (p.groups % groups != 0 || p.headsPerGroup > Traits::kWarps) continue;
     if (wish.pieceHeads == groups * p.headsPerGroup) return groups;
-#ifdef NG_PARTS
-    if (wish.pieceHeads == 0 && parts >= int64_t{4} * p.multiprocessors && groups * p.headsPerGroup <= 8) return groups;
-    continue;
-#endif
     if (wish.pieceHeads == 0 && 2 * parts >= int64_t{3} * p.multiprocessors) return groups;
   }
   return 1;
@@ -70,9 +66,6 @@ UpdateLaunch chooseGdnLaunch(const UpdateParams& p, const LaunchWish& wish) {
   launch.stages = 2;
   const int places = p.multiprocessors * residentBlocks(chosen.sharedBytes);
   launch.grid = chosen.parts < places ? chosen.parts : places;
-#ifdef NG_PARTS
-  launch.grid = chosen.parts;
-#endif
   launch.rank = wish.stages == 0 || wish.stages == launch.stages ? launch.stages : 0;
   return launch;
 }
