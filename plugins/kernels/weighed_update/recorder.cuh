@@ -5,7 +5,6 @@
 #pragma once
 
 #include "gdn_weights.cuh"
-#include "kernels/common/mbarrier_counts.cuh"
 #include "kernels/common/warp_arrival.cuh"
 #include "producer.cuh"
 
