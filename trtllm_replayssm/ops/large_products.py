@@ -60,10 +60,7 @@ class LargeProducts:
         out = torch.empty((*x.shape[:-1], len(weight)), dtype=dtype or x.dtype, device=x.device)
         width, inner, rows = len(weight), x.shape[-1], x.numel() // x.shape[-1]
         one, zero, library, handle = ctypes.c_float(1.0), ctypes.c_float(0.0), self._library, self._handle
-        stream = ctypes.c_void_p(torch.cuda.current_stream(self._device).cuda_stream)
-        self._require("cublasSetStream", library.cublasSetStream_v2(handle, stream))
-        # after the stream, with which a workspace of the library's own comes
-        self._require("cublasSetWorkspace", library.cublasSetWorkspace_v2(handle, None, ctypes.c_size_t(0)))
+        self._take_stream()
         # cuBLAS stores columns: out^T [N, rows] = weight [N, K] x^T
         code = library.cublasGemmEx(
             handle, _TRANSPOSED, _PLAIN, width, rows, inner, ctypes.byref(one),
@@ -89,9 +86,7 @@ class LargeProducts:
         share = inner // count
         out = torch.empty((count, *x.shape[:-1], width), dtype=torch.float32, device=x.device)
         one, zero, library, handle = ctypes.c_float(1.0), ctypes.c_float(0.0), self._library, self._handle
-        stream = ctypes.c_void_p(torch.cuda.current_stream(self._device).cuda_stream)
-        self._require("cublasSetStream", library.cublasSetStream_v2(handle, stream))
-        self._require("cublasSetWorkspace", library.cublasSetWorkspace_v2(handle, None, ctypes.c_size_t(0)))
+        self._take_stream()
         code = library.cublasGemmStridedBatchedEx(
             handle, _TRANSPOSED, _PLAIN, width, rows, share, ctypes.byref(one),
             ctypes.c_void_p(weight.data_ptr()), _TYPES[weight.dtype], inner, ctypes.c_longlong(share),
@@ -101,6 +96,14 @@ class LargeProducts:
         )  # fmt: skip
         self._require("cublasGemmStridedBatchedEx", code)
         return out
+
+    def _take_stream(self) -> None:
+        """Work on torch's current stream, without a workspace."""
+        stream = ctypes.c_void_p(torch.cuda.current_stream(self._device).cuda_stream)
+        self._require("cublasSetStream", self._library.cublasSetStream_v2(self._handle, stream))
+        # after the stream, with which a workspace of the library's own comes
+        code = self._library.cublasSetWorkspace_v2(self._handle, None, ctypes.c_size_t(0))
+        self._require("cublasSetWorkspace", code)
 
     @staticmethod
     def _require(call: str, code: int) -> None:
