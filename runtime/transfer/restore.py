@@ -198,13 +198,13 @@ def _replay_output(choice: Choice, found: Mapping[str, Part], vocab: int) -> Non
 
 def _scores(part: Part, token: int, top: int, vocab: int) -> TokenLogprobs:
     """One token's log-probabilities: its own first, then the best."""
-    entries: TokenLogprobs = {}
+    entries: dict[int, Logprob] = {}
     for item in part.items(1, 1 + top):
         identity, value, rank = item.items(3, 3)
         entries[identity.integer(0, vocab - 1)] = Logprob(value.number(-math.inf, 0.0), rank.integer(1, vocab))
     if next(iter(entries)) != token:
         raise part.refusal(f"token {token} first")
-    return entries
+    return TokenLogprobs(entries)
 
 
 def _distributions(q: RawArray, drafts: Sequence[int], vocab: int, part: Part) -> np.ndarray[Any, np.dtype[np.float64]]:

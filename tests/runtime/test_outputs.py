@@ -6,7 +6,7 @@ import pickle
 from typing import Any
 
 from trtllm_replayssm.runtime.outputs import RequestOutput, request_output
-from trtllm_replayssm.runtime.sampling.logprobs import Logprob
+from trtllm_replayssm.runtime.sampling.logprobs import Logprob, TokenLogprobs
 from trtllm_replayssm.runtime.sampling.params import SamplingParams
 from trtllm_replayssm.runtime.scheduler.output import EndRules
 from trtllm_replayssm.runtime.scheduler.request import Request
@@ -37,7 +37,7 @@ def stream(request: Request, tokens: int) -> list[RequestOutput]:
     """An output after each token, with its diffs."""
     outputs: list[RequestOutput] = []
     for token in range(tokens):
-        scored = {token: Logprob(-1.0, 1)} if request.params.logprobs is not None else None
+        scored = TokenLogprobs({token: Logprob(-1.0, 1)}) if request.params.logprobs is not None else None
         request.choices[0].output.push(token, scored)
         outputs.append(request_output(request).after(outputs[-1] if outputs else None))
     return outputs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 from collections.abc import Sequence
 
@@ -154,6 +155,23 @@ def test_i11_logprobs_of_zero_one_and_more_than_the_vocabulary(top: int, ids: li
     for token, entry in entries.items():
         assert entry.logprob == pytest.approx(float(expected[token]), abs=1e-6)
     assert {t: e.rank for t, e in entries.items() if t in (0, 1, 2, 4)}.items() <= {0: 1, 1: 2, 4: 2, 2: 4}.items()
+
+
+def test_scores_of_a_token_are_one_mapping() -> None:
+    entries = token_logprobs(LOGITS, 2, 3)
+    assert entries == dict(entries.items()) and len(entries) == 4 and 2 in entries and 3 not in entries
+    assert entries.get(3) is None and repr(entries).startswith("TokenLogprobs({2: Logprob(logprob=")
+    with pytest.raises(KeyError, match="3"):
+        entries[3]
+
+
+def test_scores_of_a_long_answer_leave_the_garbage_collector_one_object_a_token() -> None:
+    logits = np.arange(64, dtype=np.float32)
+    gc.collect()
+    before = len(gc.get_objects())
+    answer = [token_logprobs(logits, token % 64, 20) for token in range(500)]
+    gc.collect()
+    assert len(gc.get_objects()) - before < 1.1 * len(answer)
 
 
 @pytest.mark.filterwarnings("ignore:invalid value")
