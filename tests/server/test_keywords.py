@@ -114,11 +114,11 @@ def test_the_work_is_linear_in_the_schema() -> None:
     members = [{"$ref": "#/$defs/a"}] * 2000
     names = ["a"] * 4000
     many = {"type": names, "properties": {"a": {"enum": names}}, "required": names}
-    began = time.monotonic()
+    began = time.thread_time()  # other processes' work is not counted
     for head in ("anyOf", "oneOf"):
         with pytest.raises(RequestError):
             require_kept({head: members, "type": "object", "$defs": {"a": many}})
-    assert time.monotonic() - began < 0.5
+    assert time.thread_time() - began < 0.5
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,8 @@
 """Whatever a client sends within the body limit, the event loop goes on: others are served meanwhile.
 
 The longest stall is the longest time between two beats of the loop, counted only as far as this process used a
-processor in it: another process that takes the machine does not make a request look bad.
+processor in it: another process that takes the machine does not make a request look bad. A body is read in one call of
+`json`, which holds every thread: on a machine where that alone takes long, twice its time is allowed.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import json
 import socket
 import time
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import httpx
@@ -101,6 +103,15 @@ SHAPES: dict[str, tuple[str, Callable[[], str]]] = {
 }  # fmt: skip
 
 
+@cache
+def allowed() -> float:
+    """Seconds that a stall may last on this machine."""
+    largest = filled("[", "5", "]")
+    begin = time.process_time()
+    json.loads(largest)
+    return max(STALL_SECONDS, 2 * (time.process_time() - begin))
+
+
 class Heart:
     """Beats in the running loop and keeps the longest stall."""
 
@@ -166,7 +177,7 @@ def test_no_body_holds_the_event_loop(shape: str, max_seq_len: int) -> None:
         if response.status_code == 400:
             error: dict[str, Any] = json.loads(response.text)["error"]
             assert len(error["message"]) < 700 and error["type"] == "invalid_request_error"
-        assert stall < STALL_SECONDS, f"{stall:.2f} s, then {response.text[:300]}"
+        assert stall < allowed(), f"{stall:.2f} s, then {response.text[:300]}"
         assert server.gate.inside == 0
 
 
@@ -193,7 +204,7 @@ def test_a_body_in_chunks_of_one_byte_does_not_hold_the_event_loop() -> None:
             return heart.longest
 
         stall = asyncio.run(talk())
-    assert answers[0].startswith(b"HTTP/1.1 400") and stall < STALL_SECONDS, f"{stall:.2f} s"
+    assert answers[0].startswith(b"HTTP/1.1 400") and stall < allowed(), f"{stall:.2f} s"
 
 
 def test_a_template_that_does_not_end_holds_neither_the_loop_nor_other_work() -> None:
@@ -212,7 +223,7 @@ def test_a_template_that_does_not_end_holds_neither_the_loop_nor_other_work() ->
                     assert "within 1 s" in (await chat).json()["error"]["message"]
                 return heart.longest
 
-        assert asyncio.run(talk()) < STALL_SECONDS
+        assert asyncio.run(talk()) < allowed()
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -225,7 +236,7 @@ def test_no_answer_holds_the_event_loop(path: str, stream: bool) -> None:
     with serving(machine) as server:
         response, stall = measured(server, path, json.dumps({**body, "stream": stream}).encode())
         assert response.status_code == 200 and len(response.content) > 1_000_000
-        assert stall < STALL_SECONDS, f"{stall:.2f} s"
+        assert stall < allowed(), f"{stall:.2f} s"
 
 
 def test_scoring_and_echoing_long_prompts_does_not_hold_the_event_loop() -> None:
@@ -234,4 +245,4 @@ def test_scoring_and_echoing_long_prompts_does_not_hold_the_event_loop() -> None
     with serving(machine(1024)) as server:
         response, stall = measured(server, COMPLETIONS, json.dumps(body).encode())
         assert response.status_code == 200 and len(response.json()["choices"]) == 32
-        assert stall < STALL_SECONDS, f"{stall:.2f} s"
+        assert stall < allowed(), f"{stall:.2f} s"

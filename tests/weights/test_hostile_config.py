@@ -40,10 +40,10 @@ VALUES: list[tuple[dict[str, Any], str, Any]] = [
 
 @pytest.mark.parametrize(("base", "key", "value"), VALUES, ids=[f"{i}-{key}" for i, (_, key, _) in enumerate(VALUES)])
 def test_an_enormous_value_is_refused_at_once_by_its_key(base: dict[str, Any], key: str, value: Any) -> None:
-    started = time.monotonic()
+    started = time.thread_time()  # other processes' work is not counted
     with pytest.raises(ConfigError, match=key) as caught:
         parse_config({**base, key: value})
-    assert time.monotonic() - started < 1 and len(str(caught.value)) < 1000
+    assert time.thread_time() - started < 1 and len(str(caught.value)) < 1000
 
 
 @pytest.mark.parametrize("value", [HUGE, 1e308, FLOAT32_OVERFLOW, 1.5])
