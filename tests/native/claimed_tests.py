@@ -1,14 +1,13 @@
 """A pytest plugin: processes with the same list of tests share it, each takes the next that none has taken.
 
-REPLAYSSM_CLAIMS names a folder that holds a file for each test that is taken; REPLAYSSM_CLAIMED a file that gets the
-names of those that this process took, in order, a test before it runs and the next one with it.
+REPLAYSSM_CLAIMS names a folder that holds a file for each test that is taken.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,22 +27,14 @@ def claim(folder: Path, test: str) -> bool:
     return True
 
 
-def release(folder: Path, tests: Sequence[str]) -> None:
-    """Give back tests that were taken and not run."""
-    for test in tests:
-        claim_of(folder, test).unlink(missing_ok=True)
-
-
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> bool:
     """Run what nobody else has taken. The next test is taken early: fixtures live on for it."""
-    folder, claimed = Path(os.environ["REPLAYSSM_CLAIMS"]), Path(os.environ["REPLAYSSM_CLAIMED"])
+    folder = Path(os.environ["REPLAYSSM_CLAIMS"])
 
     def taken() -> Iterator[pytest.Item]:
         for item in session.items:
             if claim(folder, item.nodeid):
-                with claimed.open("a", encoding="utf-8") as names:
-                    names.write(item.nodeid + "\n")
                 yield item
 
     items = taken()

@@ -2,8 +2,8 @@
 
     python -m tests.native.covering_cases KERNELS RESULTS > tests/native/sanitized_cases.txt
 
-KERNELS, RESULTS: files kernels.jsonl and results.jsonl below the --logs of `tests.native.sanitized --tools kernels`,
-put together. Every test function stays in with its cheapest case: it goes a way of its own.
+KERNELS, RESULTS: kernels.jsonl and all *.results.jsonl, put together, of the --calls of `tests.native.sanitized`. Every
+test function stays in with its cheapest case: it goes a way of its own.
 """
 
 from __future__ import annotations

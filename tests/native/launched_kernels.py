@@ -1,6 +1,6 @@
 """A pytest plugin: which kernels of the native library each test launches, by torch's profiler, a JSON line a test.
 
-`python -m tests.native.sanitized --tools kernels` uses it; the file is named by REPLAYSSM_LAUNCHED_KERNELS.
+`python -m tests.native.sanitized` uses it while it records; the file is named by REPLAYSSM_LAUNCHED_KERNELS.
 """
 
 from __future__ import annotations

@@ -1,14 +1,15 @@
-"""compute-sanitizer over a list of GPU tests that launches every kernel of the library: all tools, several processes.
+"""compute-sanitizer over all native calls of a list of GPU tests: all tools beside each other.
 
-    python -m tests.native.sanitized --workers 12 --json h200_sanitizer.jsonl     # on a machine with a GPU
-    python -m tests.native.sanitized --tools racecheck --only test_update.py      # a part of it
+    python -m tests.native.sanitized --calls CALLS --state STATE --json h200_sanitizer.jsonl  # on a machine with a GPU
+    python -m tests.native.sanitized --calls CALLS --state STATE --tools racecheck            # one tool, or its rest
 
-The list (`sanitized_cases.txt`: tests, or functions with all their parameters) is of small shapes; results are
-compared as usual. Tools: memcheck, racecheck and synccheck over this library's kernels, initcheck too where the version
-sees the writes of other libraries' all the same (2026.4), else over all kernels; and `kernels`, which is no tool: which
-kernels the cases launch, by torch's profiler. A line a tool: cases, those that passed, failed or were not reached, what
-it found, by kernel, what it found in other libraries' kernels, which library and which version of the tool it was. Exit
-status 1 when it found any in ours. racecheck takes the build of --every-lane (see plugins/README.md) if there is one.
+The tests of the list (`sanitized_cases.txt`: tests, or functions with all their parameters) run once, without a tool;
+what they call goes into CALLS (recorded_calls.py), unless it was recorded before. Each tool then watches processes
+that repeat those calls and load nothing else (replayed_calls.py): no torch, no oracle. `kernels` is no tool: torch's
+profiler says which kernels each call launches. STATE keeps what came of each call, for each build of the library and
+version of the tool: a run that was cut goes on where it stopped. A line a tool: calls, how many are done, those that
+came out in another way or failed, what it found, by kernel, and of which library and version. Exit status 1 unless all
+are done and clean. racecheck takes the build of --every-lane (see plugins/README.md) if there is one.
 """
 
 from __future__ import annotations
@@ -22,55 +23,30 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 from tests.contract.rooms import ROOT
 from tests.native import harness
-from tests.native.claimed_tests import claim_of, release
+from tests.native.claimed_tests import claim
+from tests.native.recorded_calls import FOLDER, LEFT_OUT
+from tests.native.replayed_calls import KERNELS, ORDER
+from tests.native.sanitizer_log import ended, findings
 
 HERE = Path(__file__).parent
 LIST = HERE / "sanitized_cases.txt"
-KERNELS, RACES, CLAIMED = "kernels", "racecheck", "claimed.txt"
-OURS = ("--kernel-name", "kns=replayssm")
-INITIALISED, SEES_OTHERS = "initcheck", (2026, 4)
-TOOLS = ("memcheck", RACES, "synccheck", INITIALISED, KERNELS)
-PRINTED = ("--print-limit", "20000", "--show-backtrace", "no")  # a finding in ours may come after many in others
+RACES = "racecheck"
+TOOLS = (RACES, "initcheck", "memcheck", "synccheck", KERNELS)
+PRINTED = ("--print-limit", "20000", "--show-backtrace", "no")  # few findings hide many
 BESIDE = ("--max-connections", "100")  # ports: every process of the program takes one
-_FOUND = re.compile(  # perhaps behind pytest's dots
-    r"={9} (?:Error: |Warning: )?((?:Internal Sanitizer Error|Detected overflow|Potential|Invalid|Misaligned"
-    r"|Uninitialized|Race reported|Barrier|Program hit)[^\n]*)"
-)
-_KERNEL = re.compile(r"replayssm::((?:\w+::)*\w+Kernel)\b")
-_OTHER = re.compile(r"^=+ +at (?:void )?((?:\w+::)*\w+)")
-_UNPRINTED = re.compile(r"(\d+) (?:errors|hazards) were not printed")
-_SUMMARY = re.compile(r"SUMMARY: (\d+) (?:errors?|hazards? displayed)")
-
-
-@dataclass
-class Part:
-    """What a process with a share of the cases reported."""
-
-    outcomes: dict[str, str] = field(default_factory=dict)
-    findings: Counter[str] = field(default_factory=Counter)
-    elsewhere: Counter[str] = field(default_factory=Counter)  # in other libraries' kernels
-    kernels: set[str] = field(default_factory=set)
-    ended: bool = False  # the tool printed its summary
-
-    def add(self, other: Part) -> None:
-        """What another process reported."""
-        self.outcomes |= other.outcomes
-        self.findings += other.findings
-        self.elsewhere += other.elsewhere
-        self.kernels |= other.kernels
-        self.ended &= other.ended
+SLICE = 40.0  # seconds of a process: one that has to be killed says nothing of what it found
+GRACE = 5.0  # seconds that a process may take longer than it was given
+RECORDED, TESTS, LAUNCHED = "recorded.json", "results.jsonl", "kernels.jsonl"
 
 
 def cases(only: Sequence[str] = ()) -> list[str]:
@@ -94,181 +70,206 @@ def version() -> str:
     return found[1] if found else "unknown"
 
 
-def watched(tool: str, program: str) -> tuple[str, ...]:
-    """Options that say which kernels a tool of that version watches."""
-    numbers = tuple(int(part) for part in program.split(".")[:2] if part.isdigit())
-    return () if tool == INITIALISED and numbers < SEES_OTHERS else OURS
+def digest(library: Path) -> str:
+    """Says which build it was."""
+    return hashlib.sha256(library.read_bytes()).hexdigest()[:16]
 
 
 def collected(names: Sequence[str]) -> list[str]:
     """The tests behind the names, as pytest calls them."""
-    command = [sys.executable, "-m", "pytest", "-q", "--collect-only", "-p", "no:cacheprovider", *_paths(names)]
+    paths = [name if name.startswith("tests/") else f"tests/native/{name}" for name in names]
+    command = [sys.executable, "-m", "pytest", "-q", "--collect-only", "-p", "no:cacheprovider", *paths]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise RuntimeError(done.stdout[-2000:] + done.stderr[-2000:])
     return [line for line in done.stdout.splitlines() if "::" in line]
 
 
-def _paths(names: Sequence[str]) -> list[str]:
-    return [name if name.startswith("tests/") else f"tests/native/{name}" for name in names]
-
-
-def run_part(tool: str, tests: Sequence[str], until: float, folder: Path, library: Path) -> Part:
-    """One process over those of the tests that no other takes; interrupted when the time is over. `folder` gets its
-    log, the folder above it the claims.
-    """
-    results, launched, log = (folder / name for name in ("results.jsonl", "kernels.jsonl", "log.txt"))
-    if until <= time.monotonic():
-        return Part()
-    command = [
-        sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "tests.native.claimed_tests",
-        "--result-log", str(results), *tests,
-    ]  # fmt: skip
-    if tool == KERNELS:
-        command[3:3] = ["-p", "tests.native.launched_kernels"]
-    else:
-        kernels = watched(tool, version())
-        command = [sanitizer(), "--tool", tool, *kernels, *PRINTED, *BESIDE, "--error-exitcode", "9", *command]
-    environment = {
-        **os.environ, "OMP_NUM_THREADS": "1", "REPLAYSSM_LAUNCHED_KERNELS": str(launched),
-        "REPLAYSSM_CLAIMS": str(folder.parent), "REPLAYSSM_CLAIMED": str(folder / CLAIMED),
-        "REPLAYSSM_NATIVE_LIBRARY": str(library),
-    }  # fmt: skip
-    with log.open("w") as out:
+def run(command: Sequence[str], log: Path, seconds: float, settings: Mapping[str, str]) -> int | None:
+    """One process in the checkout; interrupted, then killed, when the time is over. Its status, None when killed."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_MODULE_LOADING": "LAZY", **settings}
+    with log.open("w", encoding="utf-8") as out:
         process = subprocess.Popen(
             command, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT, env=environment, start_new_session=True
         )
-        try:
-            process.wait(max(until - time.monotonic(), 0.1))
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGINT)
+        for wait, signal_number in ((max(seconds, 0.1), signal.SIGINT), (GRACE, signal.SIGKILL)):
             try:
-                process.wait(5)
+                return process.wait(wait)
             except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-    return read_part(results, launched, log.read_text(errors="replace"), ended=tool == KERNELS)
+                os.killpg(process.pid, signal_number)
+        process.wait()
+        return None
 
 
-def read_part(results: Path, launched: Path, log: str, *, ended: bool) -> Part:
-    """What a process left behind."""
-    part = Part(ended=ended or _SUMMARY.search(log) is not None)
-    for line in results.read_text().splitlines() if results.exists() else ():
-        row = json.loads(line)
-        part.outcomes[row["test"]] = row["outcome"]
-    for line in launched.read_text().splitlines() if launched.exists() else ():
-        part.kernels |= set(json.loads(line)["kernels"])
-    for message, after in _messages(log):
-        kind = re.split(r" of size | at | between | due to |: ", message)[0]
-        kind += " (missing fence)" if "missing fence" in f"{message} {after}" else ""
-        ours, other = _KERNEL.search(f"{message} {after}"), _OTHER.search(after)
-        if ours is None and other is not None:
-            part.elsewhere[f"{kind}: {other[1]}"] += 1
-        else:
-            part.findings[f"{kind}: {ours[1] if ours else 'not in a kernel'}"] += 1
-    for more in _UNPRINTED.finditer(log):
-        part.findings["not printed"] += int(more[1])
-    return part
+def record(tests: Sequence[str], workers: int, until: float, calls: Path) -> dict[str, Any]:
+    """Run the tests in as many processes that share them, keep their calls -> a line of the result file."""
+    shutil.rmtree(calls, ignore_errors=True)
+    claims = calls / "claims"
+    claims.mkdir(parents=True)
+    plugins = ("claimed_tests", "recorded_calls", "launched_kernels")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    command += [word for name in plugins for word in ("-p", f"tests.native.{name}")]
 
+    def one(share: int) -> None:
+        settings = {
+            "REPLAYSSM_CLAIMS": str(claims), FOLDER: str(calls), "REPLAYSSM_LAUNCHED_KERNELS": str(calls / LAUNCHED),
+            "REPLAYSSM_NATIVE_LIBRARY": str(harness.LIBRARY),
+        }  # fmt: skip
+        results = ("--result-log", str(calls / f"{share}.{TESTS}"))
+        run([*command, *results, *tests], calls / f"log{share}.txt", until - time.monotonic(), settings)
 
-def _messages(log: str) -> Iterator[tuple[str, str]]:
-    lines = log.splitlines()
-    for number, line in enumerate(lines):
-        found = _FOUND.search(line)
-        if found is not None:
-            yield found[1], lines[number + 1] if number + 1 < len(lines) else ""
-
-
-def run_tool(tool: str, tests: Sequence[str], workers: int, until: float, logs: Path, library: Path) -> Part:
-    """All of them under one tool, in `workers` processes at a time that share the tests.
-
-    A process ends at its first failure, which may have lost it the device; another goes on. A test that ended one
-    without a word counts as not reached; one that it had only taken is given back.
-    """
-    claims = logs / tool
-    shutil.rmtree(claims, ignore_errors=True)
-
-    def one(share: int) -> Part:
-        mine = Part(ended=True)
-        for attempt in count():
-            if attempt > 0 and all(claim_of(claims, test).exists() for test in tests):
-                return mine
-            folder = claims / f"{share}.{attempt}"
-            folder.mkdir(parents=True)
-            part = run_part(tool, tests, until, folder, library)
-            mine.add(part)
-            names = folder / CLAIMED
-            claimed = names.read_text(encoding="utf-8").splitlines() if names.exists() else []
-            idle = [test for test in claimed if test not in part.outcomes]
-            release(claims, idle if "failed" in part.outcomes.values() else idle[1:])
-            if not claimed or until <= time.monotonic():
-                return mine
-        raise AssertionError("count() does not end")
-
-    whole = Part(ended=True)
     with ThreadPoolExecutor(workers) as pool:
-        for part in pool.map(one, range(min(workers, len(tests)))):
-            whole.add(part)
-    return whole
-
-
-def row_of(tool: str, tests: Sequence[str], whole: Part, machine: dict[str, Any]) -> dict[str, Any]:
-    """A line of the result file."""
-    passed = [t for t, outcome in whole.outcomes.items() if outcome == "passed"]
+        list(pool.map(one, range(workers)))
+    outcomes = {row["test"]: row["outcome"] for path in calls.glob(f"*.{TESTS}") for row in rows(path)}
+    left_out = Counter(row["name"] for row in rows(calls / LEFT_OUT))
     row = {
-        "what": "sanitizer", "tool": tool, "cases": len(tests), "passed": len(passed),
-        "skipped": sum(outcome == "skipped" for outcome in whole.outcomes.values()),
-        "failed": sorted(t for t, outcome in whole.outcomes.items() if outcome == "failed"),
-        "not_reached": sorted(set(tests) - set(whole.outcomes)), "ended": whole.ended,
-        "findings": dict(sorted(whole.findings.items())), "elsewhere": dict(sorted(whole.elsewhere.items())), **machine,
+        "what": "recorded calls", "tests": len(tests), "passed": sum(o == "passed" for o in outcomes.values()),
+        "failed": sorted(test for test, outcome in outcomes.items() if outcome == "failed"),
+        "not_reached": sorted(set(tests) - set(outcomes)), "calls": len(list(calls.glob("*.npz"))),
+        "left_out": dict(left_out), "library": digest(harness.LIBRARY),
     }  # fmt: skip
-    return row | ({"kernels": len(whole.kernels), "names": sorted(whole.kernels)} if tool == KERNELS else {})
+    (calls / RECORDED).write_text(json.dumps(row) + "\n", encoding="utf-8")
+    return row
 
 
-def digest(library: Path) -> str:
-    """Says which build it was."""
-    return hashlib.sha256(library.read_bytes()).hexdigest()[:16]
+def run_tool(tool: str, calls: Path, state: Path, workers: int, until: float, library: Path) -> None:
+    """Repeat under the tool what no earlier run has, in `workers` processes at a time.
+
+    state: gets a log and results for each process. A process ends at its first failure, which may have lost it the
+    device, and after a while; another goes on. A call that ended one without a word is not taken up again.
+    """
+    state.mkdir(parents=True, exist_ok=True)
+    claims = state / "claims"
+    shutil.rmtree(claims, ignore_errors=True)
+    claims.mkdir()
+    wanted, earlier = {path.stem for path in calls.glob("*.npz")}, len(list(state.glob("*.log")))
+    for name in wanted.intersection(outcomes(state, tool)):
+        claim(claims, name)
+    settings = {"REPLAYSSM_NATIVE_LIBRARY": str(library)}
+    watch = [] if tool == KERNELS else [sanitizer(), "--tool", tool, *PRINTED, *BESIDE]
+
+    def one(share: int) -> None:
+        for attempt in count():
+            left, taken = until - time.monotonic(), len(list(claims.iterdir()))
+            if left <= 0 or taken >= len(wanted):
+                return
+            seconds, name = min(left, SLICE), f"{earlier + share:03d}.{attempt:03d}"
+            arguments = ["--tool", tool, "--claims", claims, "--results", state / f"{name}.jsonl", "--seconds", seconds]
+            command = [*watch, sys.executable, "-m", "tests.native.replayed_calls", str(calls), *map(str, arguments)]
+            run(command, state / f"{name}.log", seconds + GRACE, settings)
+            if len(list(claims.iterdir())) == taken:
+                return
+
+    with ThreadPoolExecutor(workers) as pool:
+        list(pool.map(one, range(workers)))
 
 
-def left_over(results: Path, tool: str, tests: Sequence[str]) -> list[str]:
-    """The tests that the tool's last line of a result file did not reach; all where it has none."""
-    rows = [json.loads(line) for line in results.read_text(encoding="utf-8").splitlines()]
-    reached = [set(row["not_reached"]) for row in rows if row["tool"] == tool]
-    return [test for test in tests if not reached or test in reached[-1]]
+def ordered(sizes: Mapping[str, int], launched: Mapping[str, Sequence[str]]) -> list[str]:
+    """Calls as they are to be taken: for each kernel the smallest that launches it, the largest of these first, as they
+    end together then; the others behind them, which may not be reached, the smallest first.
+    """
+    smallest: dict[str, str] = {}
+    by_size = sorted(sizes, key=lambda name: (sizes[name], name))
+    for name in by_size:
+        for kernel in launched.get(name, ()):
+            smallest.setdefault(kernel, name)
+    first = sorted(set(smallest.values()), key=lambda name: (-sizes[name], name))
+    return [*first, *(name for name in by_size if name not in first)]
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the tools one after the other and prints a line for each; 1 when one found something or a case failed."""
+def write_order(calls: Path, names: Sequence[str]) -> None:
+    """At once: processes of another version of the tool may read it."""
+    written = calls / f"{ORDER}.{os.getpid()}"
+    written.write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
+    written.rename(calls / ORDER)
+
+
+def outcomes(state: Path, tool: str) -> dict[str, dict[str, Any]]:
+    """The lines by call: of processes whose tool has said everything."""
+    return {row["call"]: row for log in told(state, tool) for row in rows(log.with_suffix(".jsonl"))}
+
+
+def told(state: Path, tool: str) -> Iterator[Path]:
+    """Logs of processes whose tool has said everything."""
+    for log in sorted(state.glob("*.log")):
+        if tool == KERNELS or ended(log.read_text(encoding="utf-8", errors="replace")):
+            yield log
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    """Lines of a file of JSON, none where it is not there; one that was cut off does not count."""
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    return [json.loads(line) for line in text.split("\n")[:-1]]
+
+
+def row_of(tool: str, calls: Path, state: Path, launched: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    """A line of the result file. launched: kernels of each call, as far as that is known."""
+    names = {path.stem for path in calls.glob("*.npz")}
+    done = {name: row for name, row in outcomes(state, tool).items() if name in names}
+    found: Counter[str] = Counter()
+    first: dict[str, str] = {}
+    for log in told(state, tool):
+        more, seen = findings(log.read_text(encoding="utf-8", errors="replace"))
+        found += more
+        first = seen | first
+    by_outcome = {outcome: [r for r in done.values() if r["outcome"] == outcome] for outcome in ("differs", "failed")}
+    met, all_kernels = ({k for n in of for k in launched.get(n, ())} for of in (done, names))
+    return {
+        "what": "sanitizer", "tool": tool, "calls": len(names), "done": len(done),
+        **{outcome: [[r["test"], r["name"], *r["why"]] for r in of] for outcome, of in by_outcome.items()},
+        "findings": dict(sorted(found.items())),
+        "seen_in": {kind: done[call]["test"] for kind, call in sorted(first.items()) if call in done},
+        "kernels": len(met), "kernels_not_met": sorted(all_kernels - met),
+        "process_seconds": round(sum(r["seconds"] for r in done.values()), 1),
+    }  # fmt: skip
+
+
+def main(given: Sequence[str] | None = None) -> int:
+    """Records, runs the tools beside each other and prints a line for each; 1 when one is not clean."""
     from trtllm_replayssm.bench.machine import describe
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--calls", type=Path, required=True, metavar="FOLDER", help="of the recorded calls")
+    parser.add_argument("--state", type=Path, required=True, metavar="FOLDER", help="of what came of each call")
     parser.add_argument("--tools", default=",".join(TOOLS), help=f"of {', '.join(TOOLS)} (default: all)")
-    parser.add_argument("--only", default="", help="modules of the list, comma separated (default: all)")
-    parser.add_argument("--workers", type=int, default=8, help="processes at once (default 8)")
-    parser.add_argument("--limit", type=float, default=3600.0, help="seconds for each tool (default 3600)")
-    parser.add_argument("--logs", type=Path, help="folder that keeps the logs (default: none)")
+    parser.add_argument("--only", default="", help="record modules of the list, comma separated (default: all)")
+    parser.add_argument("--workers", type=int, default=3, help="processes of each tool (default 3)")
+    parser.add_argument("--limit", type=float, default=3600.0, help="seconds for everything (default 3600)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="add the lines to this file")
-    parser.add_argument("--rest", type=Path, metavar="FILE", help="only what a tool's last line there did not reach")
-    parser.add_argument("--last-first", action="store_true", help="the cheap cases first, for a tool that may not end")
     parser.add_argument("--every-lane", type=Path, metavar="LIBRARY", help="for racecheck: a library built for it")
-    options = parser.parse_args(arguments)
-    tests, clean = collected(cases([name for name in options.only.split(",") if name])), True
-    with tempfile.TemporaryDirectory() as scratch:
-        for tool in options.tools.split(","):
-            chosen = tests if options.rest is None else left_over(options.rest, tool, tests)
-            chosen = chosen[::-1] if options.last_first else chosen
-            until = time.monotonic() + options.limit
-            library = options.every_lane if tool == RACES and options.every_lane else harness.LIBRARY
-            whole = run_tool(tool, chosen, options.workers, until, options.logs or Path(scratch), library)
-            of = {"library": digest(library), "every_lane_arrives": library == options.every_lane}
-            of |= {} if tool == KERNELS else {"sanitizer": version()}
-            row = row_of(tool, chosen, whole, of | describe())
-            clean &= not row["findings"] and not row["failed"] and not row["not_reached"] and row["ended"]
-            print(json.dumps({**row, "names": None, "not_reached": len(row["not_reached"])}), flush=True)
-            if options.json is not None:
-                with options.json.open("a", encoding="utf-8") as lines:
-                    lines.write(json.dumps(row) + "\n")
-    return 0 if clean else 1
+    options = parser.parse_args(given)
+    until, tools, machine = time.monotonic() + options.limit, options.tools.split(","), describe()
+    of_tool = {tool: (options.every_lane if tool == RACES else None) or harness.LIBRARY for tool in (*tools, KERNELS)}
+    program = "" if tools == [KERNELS] else version()
+    state = {
+        tool: options.state / f"{tool}-{digest(library)}-{'' if tool == KERNELS else program}"
+        for tool, library in of_tool.items()
+    }
+    lines: list[dict[str, Any]] = []
+    if not (options.calls / RECORDED).exists():
+        tests = collected(cases([name for name in options.only.split(",") if name]))
+        lines.append(record(tests, options.workers * len(tools), until, options.calls) | machine)
+        print(json.dumps(lines[-1]), flush=True)
+    if KERNELS in tools:  # before the others, which go by it
+        run_tool(KERNELS, options.calls, state[KERNELS], options.workers * len(tools), until, harness.LIBRARY)
+    launched = {name: row.get("kernels", []) for name, row in outcomes(state[KERNELS], KERNELS).items()}
+    sizes = {path.stem: path.stat().st_size for path in options.calls.glob("*.npz")}
+    write_order(options.calls, ordered(sizes, launched))
+    with ThreadPoolExecutor(len(tools)) as pool:
+        for job in [pool.submit(run_tool, tool, options.calls, state[tool], options.workers, until, of_tool[tool])
+                    for tool in tools if tool != KERNELS]:  # fmt: skip
+            job.result()
+    for tool in tools:
+        build = {"library": digest(of_tool[tool]), "every_lane_arrives": of_tool[tool] == options.every_lane}
+        build |= {} if tool == KERNELS else {"sanitizer": program}
+        lines.append(row_of(tool, options.calls, state[tool], launched) | build | machine)
+        print(json.dumps(lines[-1]), flush=True)
+    if options.json is not None:
+        with options.json.open("a", encoding="utf-8") as file:
+            file.writelines(json.dumps(line) + "\n" for line in lines)
+    unclean = ("differs", "failed", "findings", "not_reached")
+    return int(any(line.get(key) for line in lines for key in unclean) or any(
+        line["done"] < line["calls"] for line in lines if "done" in line))  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -12,14 +13,27 @@ from pathlib import Path
 import pytest
 
 from tests.contract.rooms import ROOT
-from tests.native import sanitized
-from tests.native.claimed_tests import claim, release
-from tests.native.sanitized import CLAIMED, KERNELS, OURS, Part, cases, collected, left_over, read_part, row_of, watched
+from tests.native.claimed_tests import claim, claim_of
+from tests.native.sanitized import (
+    RACES,
+    cases,
+    collected,
+    ordered,
+    outcomes,
+    row_of,
+    rows,
+    run_tool,
+    version,
+    write_order,
+)
+from tests.native.sanitizer_log import ended, findings
+from tests.native.test_recorded_calls import Machine
 
 RACE = """========= COMPUTE-SANITIZER
 ========= Error: Race reported between Read access at void replayssm::weighed::streamedUpdateKernel<T<(int)1>>(P)+0x59d0
 =========     and Write access at void replayssm::weighed::streamedUpdateKernel<T<(int)1>>(P)+0xd4f0 [2336 hazards]
 =========
+CALL b
 ..========= Warning: Race reported between Write access at void replayssm::directUpdateKernel<T>(P)+0x10
 =========     and Read access at void replayssm::directUpdateKernel<T>(P)+0x90 [8 hazards]
 ========= Error: Race reported between Write access at void replayssm::directUpdateKernel<T>(P)+0x10
@@ -41,10 +55,6 @@ MEMORY = """========= COMPUTE-SANITIZER
 """
 
 
-def parsed(tmp_path: Path, log: str) -> Part:
-    return read_part(tmp_path / "results", tmp_path / "kernels", log, ended=False)
-
-
 def test_every_name_of_the_list_is_a_test_and_stands_once() -> None:
     names = cases()
     assert len(set(names)) == len(names)
@@ -54,81 +64,91 @@ def test_every_name_of_the_list_is_a_test_and_stands_once() -> None:
     assert len(cases(["test_slots.py"])) < len(names) and cases(["test_slots.py"]) != []
 
 
-def test_findings_are_counted_by_kernel(tmp_path: Path) -> None:
-    race, memory = parsed(tmp_path, RACE), parsed(tmp_path, MEMORY)
-    assert race.ended and race.findings == {
+def test_findings_are_counted_by_kernel() -> None:
+    race, seen = findings(RACE)
+    assert ended(RACE) and race == {
         "Race reported: weighed::streamedUpdateKernel": 1, "Race reported: directUpdateKernel": 1,
         "Race reported (missing fence): directUpdateKernel": 1, "Internal Sanitizer Error: not in a kernel": 1,
         "Detected overflow of tracked cuda::barrier structures. Results might be incorrect.: not in a kernel": 1,
     }  # fmt: skip
-    assert memory.ended and memory.findings == {
+    assert (
+        seen["Race reported: weighed::streamedUpdateKernel"] == "" and seen["Race reported: directUpdateKernel"] == "b"
+    )
+    memory, _ = findings(MEMORY)
+    assert ended(MEMORY) and memory == {
         "Invalid __global__ read: attentionKernel": 1, "not printed": 17,
+        "Uninitialized __global__ memory read: not in a kernel": 1,
         "Program hit cudaErrorMemoryAllocation (error 2): not in a kernel": 1,
     }  # fmt: skip
-    assert memory.elsewhere == {"Uninitialized __global__ memory read: at::native::elementwise_kernel": 1}
-    assert not parsed(tmp_path, RACE.rsplit("\n", 2)[0]).ended and not parsed(tmp_path, "killed").ended
+    assert not ended(RACE.rsplit("\n", 2)[0]) and not ended("killed")
 
 
-def test_initcheck_watches_all_kernels_where_it_would_miss_others_writes() -> None:
-    assert watched("initcheck", "2025.3.0.0") == watched("initcheck", "unknown") == ()
-    assert watched("initcheck", "2026.4.0.0") == watched("initcheck", "2027.1.0.0") == OURS
-    assert watched("memcheck", "2025.3.0.0") == OURS
+def test_a_line_says_what_a_tool_came_to(tmp_path: Path) -> None:
+    """One process said everything, another was killed: its calls count as not done."""
+    calls, state = tmp_path / "calls", tmp_path / "state"
+    calls.mkdir()
+    state.mkdir()
+    for name in "abcd":
+        (calls / f"{name}.npz").touch()
+    outcomes = {"a": ("equal", []), "b": ("differs", ["out: 1 of 2"]), "old": ("equal", [])}
+    lines = [json.dumps({"call": call, "test": f"test_{call}", "name": "rssm_draw", "outcome": outcome, "why": why,
+                         "seconds": 0.25}) + "\n" for call, (outcome, why) in outcomes.items()]  # fmt: skip
+    (state / "000.000.jsonl").write_text("".join(lines) + '{"call": "cut o')
+    (state / "000.000.log").write_text(RACE)
+    (state / "001.000.jsonl").write_text(lines[0].replace('"a"', '"c"'))
+    (state / "001.000.log").write_text("killed")
+    row = row_of(RACES, calls, state, {"a": ["x", "y"], "b": ["y"], "c": ["z"]})
+    assert (row["calls"], row["done"], row["process_seconds"]) == (4, 2, 0.5)
+    assert row["differs"] == [["test_b", "rssm_draw", "out: 1 of 2"]] and row["failed"] == []
+    assert row["kernels"] == 2 and row["kernels_not_met"] == ["z"]
+    assert row["findings"]["Race reported: directUpdateKernel"] == 1
+    assert row["seen_in"]["Race reported: directUpdateKernel"] == "test_b"
 
 
-def test_a_line_says_what_did_not_pass(tmp_path: Path) -> None:
-    results, kernels = tmp_path / "results", tmp_path / "kernels"
-    outcomes = {"a": "passed", "b": "failed", "c": "skipped"}
-    results.write_text("".join(json.dumps({"test": t, "outcome": o}) + "\n" for t, o in outcomes.items()))
-    kernels.write_text('{"test": "a", "kernels": ["x", "y"]}\n{"test": "b", "kernels": ["y"]}\n')
-    row = row_of(KERNELS, ["a", "b", "c", "d"], read_part(results, kernels, "", ended=True), {"gpu": "a GPU"})
-    assert (row["cases"], row["passed"], row["skipped"], row["failed"], row["not_reached"]) == (4, 1, 1, ["b"], ["d"])
-    (tmp_path / "lines").write_text(json.dumps(row) + "\n")
-    assert left_over(tmp_path / "lines", KERNELS, ["a", "d", "e"]) == ["d"]
-    assert left_over(tmp_path / "lines", "memcheck", ["a", "d"]) == ["a", "d"]
-    assert row["kernels"] == 2 and row["names"] == ["x", "y"] and row["findings"] == {} and row["ended"]
+def test_one_call_of_each_kernel_comes_first() -> None:
+    sizes = {"big": 9, "middle": 5, "small": 1, "tiny": 0, "unknown": 3}
+    launched = {"big": ["x", "y"], "middle": ["x"], "small": ["z"], "tiny": ["z"]}
+    assert ordered(sizes, launched) == ["big", "middle", "tiny", "small", "unknown"]
+    assert ordered(sizes, {}) == ["tiny", "small", "unknown", "middle", "big"]
 
 
-def test_processes_share_the_tests_and_another_goes_on_behind_a_failure(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The second of six tests fails, the fourth takes its process along, and with it the claim of the fifth."""
-    started: list[list[str]] = []
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+def test_a_run_that_was_cut_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(tmp_path)
+    for name, value in machine.environment.items():
+        monkeypatch.setenv(name, value)
+    state, library = tmp_path / "state", Path(machine.environment["REPLAYSSM_NATIVE_LIBRARY"])
 
-    def part_of(tool: str, tests: list[str], until: float, folder: Path, library: Path) -> Part:
-        claimed = [test for test in tests if claim(folder.parent, test)]
-        end = next((i for i, test in enumerate(claimed) if test in ("fails", "dies")), len(claimed))
-        release(folder.parent, claimed[end + 2 :])
-        claimed = claimed[: end + 2]
-        (folder / CLAIMED).write_text("".join(f"{test}\n" for test in claimed))
-        started.append(claimed)
-        ran = claimed[: end + 1] if "fails" in claimed else claimed[:end]
-        return Part(outcomes={t: "failed" if t == "fails" else "passed" for t in ran}, ended=True)
+    def run(seconds: float) -> None:
+        run_tool("memcheck", machine.calls, state, 2, time.monotonic() + seconds, library)
 
-    monkeypatch.setattr(sanitized, "run_part", part_of)
-    tests = ["a", "fails", "b", "dies", "c", "d"]
-    for workers in (1, 2):
-        whole = sanitized.run_tool("memcheck", tests, workers, time.monotonic() + 60, tmp_path, Path("library"))
-        assert whole.outcomes == {"a": "passed", "fails": "failed", "b": "passed", "c": "passed", "d": "passed"}
-        if workers == 1:  # two deal the tests out as they come
-            assert started == [["a", "fails", "b"], ["b", "dies", "c"], ["c", "d"]]
-    late = sanitized.run_tool("memcheck", tests, 1, time.monotonic() - 1, tmp_path, Path("library"))
-    assert late.outcomes.keys() == {"a", "fails"}, "no second process when the time is over"
+    run(-1.0)
+    assert outcomes(state, "memcheck") == {}
+    write_order(machine.calls, ordered({path.stem: 0 for path in machine.calls.glob("*.npz")}, {}))
+    run(60.0)
+    [log, *others] = sorted(state.glob("*.log"))
+    assert len(others) == 1, "two processes share the calls"
+    first = outcomes(state, "memcheck")
+    assert len(first) == 11 and sum(len(rows(path)) for path in state.glob("*.jsonl")) == 11
+    log.write_text("killed")
+    again = {row["call"] for row in rows(log.with_suffix(".jsonl"))}
+    assert outcomes(state, "memcheck").keys() == first.keys() - again
+    run(60.0)
+    assert outcomes(state, "memcheck").keys() == first.keys()
+    assert {row["call"] for path in state.glob("00[2-9].*.jsonl") for row in rows(path)} == again
+    assert version() == "2025.3.1.0"
 
 
 def test_the_plugin_runs_each_test_in_one_process(tmp_path: Path) -> None:
     (tmp_path / "test_few.py").write_text("def test_a(): pass\ndef test_b(): assert False\ndef test_c(): pass\n")
     claim(tmp_path, "test_few.py::test_a")
-    environment = {
-        **os.environ, "PYTHONPATH": str(ROOT), "REPLAYSSM_CLAIMS": str(tmp_path),
-        "REPLAYSSM_CLAIMED": str(tmp_path / CLAIMED),
-    }  # fmt: skip
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "REPLAYSSM_CLAIMS": str(tmp_path)}
     command = [
         sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "tests.native.claimed_tests",
         "--rootdir", ".", "test_few.py",
     ]  # fmt: skip
     first = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert first.returncode == 1 and "1 failed" in first.stdout and "passed" not in first.stdout, first.stdout
-    assert (tmp_path / CLAIMED).read_text().split() == ["test_few.py::test_b", "test_few.py::test_c"]
-    release(tmp_path, ["test_few.py::test_c"])
+    claim_of(tmp_path, "test_few.py::test_c").unlink()  # it was taken with the one before it
     second = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert second.returncode == 0 and "1 passed" in second.stdout, second.stdout
