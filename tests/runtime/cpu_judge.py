@@ -36,18 +36,45 @@ def longest(texts: Iterable[Text]) -> list[Text]:
 
 def judge(texts: Sequence[Text], cpu: Session, device: Session) -> Verdict:
     """Compare with a session on the CPU; `device`: a session on the device that made the texts."""
-    widest = min(cpu.replay.max_step_tokens, device.replay.max_step_tokens)
-    count, undecided, wrong = 0, 0, []
-    group = min(cpu.free_slots, device.free_slots)
-    for first in range(0, len(texts), group):
-        part = texts[first : first + group]
-        sides = [forced(cpu, part, widest), *(forced(device, part, width) for width in {1, widest})]
-        for text, want, *got in zip(part, *sides, strict=True):
-            noise = max(float(np.abs(want - other).max()) for other in got)
-            gaps = want.max(1) - want[np.arange(len(want)), text[1]]
-            count, undecided = count + len(gaps), undecided + int((gaps > 0).sum())
-            wrong += [(text, int(i), float(gaps[i]), noise) for i in np.flatnonzero(gaps > 2 * noise)]
-    return Verdict(count, undecided, wrong)
+    width = step_width(cpu, device)
+    return verdict(texts, (want for part in groups(texts, cpu) for want in forced(cpu, part, width)), device)
+
+
+def verdict(texts: Sequence[Text], wanted: Iterable[Logits | None], device: Session) -> Verdict:
+    """wanted: the CPU's logits [n, V] of every text, in order; None: the text is its choice throughout. The device is
+    asked about the other texts alone: only there is anything to excuse.
+    """
+    doubtful = []
+    for text, want in zip(texts, wanted, strict=True):
+        gaps = None if want is None else gaps_of(text, want)
+        if want is not None and gaps is not None and gaps.any():
+            doubtful.append((text, want, gaps))
+    noise: list[float] = []
+    for part in groups([text for text, _, _ in doubtful], device):
+        wants = [want for _, want, _ in doubtful[len(noise) : len(noise) + len(part)]]
+        sides = [forced(device, part, width) for width in {1, device.replay.max_step_tokens}]
+        noise += [max(float(np.abs(want - other).max()) for other in got)
+                  for want, *got in zip(wants, *sides, strict=True)]  # fmt: skip
+    wrong = [(text, int(i), float(gaps[i]), most) for (text, _, gaps), most in zip(doubtful, noise, strict=True)
+             for i in np.flatnonzero(gaps > 2 * most)]  # fmt: skip
+    return Verdict(sum(len(text[1]) for text in texts), sum(int((gaps > 0).sum()) for _, _, gaps in doubtful), wrong)
+
+
+def gaps_of(text: Text, want: Logits) -> Logits:
+    """How far each token's logit lies below the best."""
+    gaps: Logits = want.max(1) - want[np.arange(len(want)), text[1]]
+    return gaps
+
+
+def groups(texts: Sequence[Text], session: Session) -> Iterator[Sequence[Text]]:
+    """As many at a time as the session has slots for."""
+    size = session.free_slots
+    return (texts[first : first + size] for first in range(0, len(texts), size))
+
+
+def step_width(cpu: Session, device: Session) -> int:
+    """The most tokens of a step that both sessions take."""
+    return min(cpu.replay.max_step_tokens, device.replay.max_step_tokens)
 
 
 def forced(session: Session, texts: Sequence[Text], width: int) -> Iterator[Logits]:

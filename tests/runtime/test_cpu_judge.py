@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from tests.runtime.cpu_judge import Text, forced, judge, longest
+from tests.runtime.cpu_judge import Text, forced, judge, longest, verdict
+from tests.runtime.cpu_workers import CpuWorkers
 from tests.runtime.steady_traffic import SteadyTraffic, prompts
 from tests.runtime.torch_loops import DRAFTS, make_engine
 from tests.session.sessions import open_session
-from trtllm_replayssm.runtime.session.base import DecodeRow, PrefillChunk
+from trtllm_replayssm.runtime.session.base import DecodeRow, PrefillChunk, Session
 from trtllm_replayssm.runtime.session.torch_session import TorchSession
 
 ROWS = 6
@@ -35,8 +38,13 @@ def test_traffic_gives_the_cpu_s_text(kind: str) -> None:
     assert verdict.wrong == [] and verdict.tokens == sum(len(tokens) for _, tokens in texts)
 
 
-def test_a_wrong_token_is_found_and_what_follows_it_is_judged_by_itself() -> None:
-    own = session()
+def open_cpu(model: Path) -> Session:
+    """For processes; the model is always the same."""
+    return session(conventional=True)
+
+
+def own_texts(own: TorchSession) -> list[Text]:
+    """Greedy, of eight tokens."""
     texts: list[Text] = []
     for prompt in prompts(3, 60, seed=4):
         slot, tokens = own.allocate(seed=1), []
@@ -49,13 +57,35 @@ def test_a_wrong_token_is_found_and_what_follows_it_is_judged_by_itself() -> Non
             logits = rows[0]
         own.free(slot)
         texts.append((prompt, tuple(tokens)))
+    return texts
+
+
+def with_second_choice(own: TorchSession, text: Text) -> Text:
+    """At the fifth token."""
+    prompt, tokens = text
+    logits = next(forced(own, [text], 1))
+    return prompt, (*tokens[:4], int(logits[4].argsort()[-2]), *tokens[5:])
+
+
+def test_a_wrong_token_is_found_and_what_follows_it_is_judged_by_itself() -> None:
+    own = session()
+    texts = own_texts(own)
     assert judge(texts, session(conventional=True), own).wrong == []
-    prompt, tokens = texts[1]
-    logits = next(forced(own, [(prompt, tokens)], 1))
-    second = int(logits[4].argsort()[-2])
-    texts[1] = (prompt, (*tokens[:4], second, *tokens[5:]))
+    texts[1] = with_second_choice(own, texts[1])
     wrong = judge(texts, session(conventional=True), own).wrong
     assert wrong[0][0] == texts[1] and wrong[0][1] == 4
+
+
+def test_processes_say_what_one_session_says() -> None:
+    own = session()
+    texts = own_texts(own)
+    texts[1] = with_second_choice(own, texts[1])
+    one = judge(texts, session(conventional=True), own)
+    with CpuWorkers(open_cpu, Path(), 2, 1 + DRAFTS) as cpu:
+        cpu.begin(texts[:2])
+        wanted = list(cpu.logits(texts))
+        assert verdict(texts, wanted, own) == one and len(one.wrong) > 0
+    assert wanted[0] is None and wanted[2] is None and wanted[1] is not None, "a text of the CPU's choice needs none"
 
 
 def test_texts_that_others_begin_with_are_left_out() -> None:

@@ -10,7 +10,8 @@ import torch
 from tests.native import harness
 from tests.native.test_session import weights
 from tests.paths import EXAMPLES
-from tests.runtime.cpu_judge import judge, longest
+from tests.runtime.cpu_judge import Text, longest, verdict
+from tests.runtime.cpu_workers import CpuWorkers
 from tests.runtime.steady_traffic import SteadyTraffic, prompts
 from tests.runtime.torch_loops import DRAFTS, bystander, make_engine
 from trtllm_replayssm.config import CudaGraphConfig, PoolConfig, ReplayConfig
@@ -27,6 +28,7 @@ pytestmark = [
 ROWS = 64
 STEPS = 10_000
 LONGEST = 512  # new tokens of a request
+CPU_WORKERS = 5  # processes that read texts; three runs share sixteen cores
 TRAFFIC = [
     ("nemotron-tiny-nvfp4", "plain"), ("nemotron-tiny-nvfp4", "ngram"), ("qwen3_5-tiny-nvfp4", "plain"),
     ("qwen3_5-tiny-nvfp4", "ngram"), ("qwen3_5-tiny-nvfp4", "mtp"), ("qwen3_5-tiny-nvfp4", "mtp-sampled"),
@@ -44,10 +46,21 @@ def open_session(model: Path, device: str) -> TorchSession:
     return TorchSession(weights(model, device, ActivationDtype.BFLOAT16), pools, cuda_graphs=graphs)
 
 
+def open_cpu(model: Path) -> TorchSession:
+    """The judge's."""
+    return open_session(model, "cpu")
+
+
 @pytest.mark.parametrize(("name", "kind"), TRAFFIC)
 def test_ten_thousand_steps_give_the_cpu_s_text_touch_no_other_slot_and_need_no_more_memory(
     name: str, kind: str
 ) -> None:
+    with CpuWorkers(open_cpu, EXAMPLES / name, CPU_WORKERS, 1 + DRAFTS) as cpu:
+        run_and_judge(name, kind, cpu)
+
+
+def run_and_judge(name: str, kind: str, cpu: CpuWorkers) -> None:
+    """The test; the CPU reads texts while others are still made."""
     session = open_session(EXAMPLES / name, "cuda")
     slot, held = bystander(session)
     engine = make_engine(session, kind, ahead=True)
@@ -58,8 +71,13 @@ def test_ten_thousand_steps_give_the_cpu_s_text_touch_no_other_slot_and_need_no_
         if step in (STEPS // 5, STEPS * 9 // 10):
             torch.cuda.synchronize()
             used.append((torch.cuda.memory_allocated(), torch.cuda.memory_reserved()))
-        if step % 250 == 0:
+        if step % 250 == 0:  # what writes there by mistake is never undone: this only says when it was
             assert session.pools.slot_hash(slot) == held
+        if step % 1000 == 0:
+            cpu.begin(texts())
+
+    def texts() -> list[Text]:
+        return longest((done.prompt, done.tokens) for done in traffic.served)
 
     traffic = SteadyTraffic(engine, prompts(12, 4000, seed=7), ROWS, longest=LONGEST, seed=11)
     traffic.run(STEPS, after)
@@ -68,10 +86,10 @@ def test_ten_thousand_steps_give_the_cpu_s_text_touch_no_other_slot_and_need_no_
     assert session.free_slots == session.pool.slots - 1
     assert engine.stats.preemptions > 500 and traffic.admitted > 1_000
     assert [done for done in traffic.served if not done.ends_well()] == []
-    texts = longest((done.prompt, done.tokens) for done in traffic.served)
-    assert max(len(tokens) for _, tokens in texts) > LONGEST * 9 // 10
-    verdict = judge(texts, open_session(EXAMPLES / name, "cpu"), open_session(EXAMPLES / name, "cuda"))
-    print(f"{name} {kind}: {traffic.admitted} requests, {len(texts)} texts, {verdict.tokens} tokens, "
-          f"{verdict.undecided} undecided; {engine.stats}")  # fmt: skip
-    assert verdict.wrong == []
-    assert verdict.undecided <= verdict.tokens // 20
+    whole = texts()
+    assert max(len(tokens) for _, tokens in whole) > LONGEST * 9 // 10
+    judged = verdict(whole, cpu.logits(whole), open_session(EXAMPLES / name, "cuda"))
+    print(f"{name} {kind}: {traffic.admitted} requests, {len(whole)} texts, {judged.tokens} tokens, "
+          f"{judged.undecided} undecided; {engine.stats}")  # fmt: skip
+    assert judged.wrong == []
+    assert judged.undecided <= judged.tokens // 20
