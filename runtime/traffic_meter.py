@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from trtllm_replayssm.config import ReplayConfig
 from trtllm_replayssm.dtypes import ActivationDtype
 from trtllm_replayssm.runtime.stats import EngineStats
 from trtllm_replayssm.shapes import ModelGeometry
 from trtllm_replayssm.spec.cursors import flushes
 from trtllm_replayssm.spec.traffic import conventional_step_bytes, step_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """Bytes of one row of all SSM layers, as a conventional kernel and as kept here; whether its step folds."""
+
+    usual: int
+    kept: int
+    flushes: bool
 
 
 class TrafficMeter:
@@ -29,21 +40,33 @@ class TrafficMeter:
         self._itemsize = activation.itemsize
         self._stats = stats
         self._conventional = conventional
+        self._rows: dict[tuple[int, int], _Row] = {}  # at most (window + 1) * max_step_tokens of them
 
     def decode_row(self, pending: int, num_tokens: int, emitted: int) -> int:
         """Count a row of num_tokens with `pending` records in its ring; returns the records it leaves there."""
-        stats, replay = self._stats, self._replay
+        stats = self._stats
+        row = self._rows.get((pending, num_tokens)) or self._counted(pending, num_tokens)
         stats.decode_rows += 1
         stats.drafted_tokens += num_tokens - 1
         stats.accepted_tokens += max(emitted - 1, 0)
         stats.acceptance[emitted] += 1
-        usual = conventional_step_bytes(self._shape, replay.recurrence, num_tokens, self._itemsize).total * self._layers
-        stats.conventional_bytes += usual
+        stats.conventional_bytes += row.usual
+        stats.state_bytes += row.kept
         if self._conventional:
-            stats.state_bytes += usual
             return 0
-        stats.state_bytes += step_bytes(self._shape, replay, pending, num_tokens, self._itemsize).total * self._layers
-        if flushes(replay, pending, num_tokens):
+        if row.flushes:
             stats.flushes += 1
-            pending = 0
+            return emitted
         return pending + emitted
+
+    def _counted(self, pending: int, num_tokens: int) -> _Row:
+        """Rows of the same two numbers move the same bytes: they are worked out once."""
+        shape, replay, size, layers = self._shape, self._replay, self._itemsize, self._layers
+        usual = conventional_step_bytes(shape, replay.recurrence, num_tokens, size).total * layers
+        if self._conventional:
+            row = _Row(usual, usual, False)
+        else:
+            kept = step_bytes(shape, replay, pending, num_tokens, size).total * layers
+            row = _Row(usual, kept, flushes(replay, pending, num_tokens))
+        self._rows[pending, num_tokens] = row
+        return row
