@@ -6,12 +6,13 @@ An output is made at every step, so what grows with the answer is copied only wh
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from trtllm_replayssm.runtime.sampling.logprobs import TokenLogprobs
 from trtllm_replayssm.runtime.scheduler.request import Choice, Request
 from trtllm_replayssm.runtime.scheduler.times import RequestTimes
+from trtllm_replayssm.runtime.text.growing import GrowingText
 
 Entry = TypeVar("Entry")
 
@@ -48,18 +49,47 @@ class Prefix(Generic[Entry]):
         return Prefix, (self.entries(),)  # not what the list has become since
 
 
+class Shown:
+    """The text that a choice shows now; it may grow afterwards. length: pieces of it."""
+
+    __slots__ = ("_source", "length")
+
+    def __init__(self, source: GrowingText | None = None) -> None:
+        self._source = GrowingText() if source is None else source
+        self.length = len(self._source)
+
+    def text(self) -> str:
+        """All of it."""
+        return self._source.upto(self.length)
+
+    def since(self, first: int) -> str:
+        """The text of the pieces from `first` on, without a copy of the others."""
+        return self._source.between(first, self.length)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Shown) and self.text() == other.text()
+
+    __hash__ = None  # type: ignore[assignment]  # as Prefix
+
+    def __repr__(self) -> str:
+        return repr(self.text())
+
+    def __reduce__(self) -> tuple[type[Shown], tuple[GrowingText]]:
+        return Shown, (GrowingText(self.text()),)  # not what the text has become since
+
+
 @dataclass(slots=True, kw_only=True)
 class CompletionOutput:
     """One choice.
 
     token_ids: every generated token, through the one that ended it; logprobs: one entry each when asked for.
-    text: without stop strings and end tokens unless asked for. finish_reason: "stop", "length", "cancelled", "error"
-    or None while it runs. stop_reason: the stop string or stop token id; None for the model's end token.
+    shown: its text, without stop strings and end tokens unless asked for. finish_reason: "stop", "length", "cancelled",
+    "error" or None while it runs. stop_reason: the stop string or stop token id; None for the model's end token.
     error: what went wrong when finish_reason is "error".
     """
 
     index: int
-    text: str = ""
+    shown: Shown = field(default_factory=Shown)
     tokens: Prefix[int] = field(default_factory=Prefix)
     cumulative_logprob: float | None = None
     scores: Prefix[TokenLogprobs] | None = None
@@ -67,8 +97,13 @@ class CompletionOutput:
     stop_reason: str | int | None = None
     error: str | None = None
     # Lengths at the previous output of the same stream.
-    _last_text_len: int = 0
-    _last_token_ids_len: int = 0
+    _last_pieces: int = 0
+    _last_tokens: int = 0
+
+    @property
+    def text(self) -> str:
+        """Without stop strings and end tokens unless asked for."""
+        return self.shown.text()
 
     @property
     def token_ids(self) -> list[int]:
@@ -88,17 +123,25 @@ class CompletionOutput:
     @property
     def text_diff(self) -> str:
         """Text added since the previous output of the stream."""
-        return self.text[self._last_text_len :]
+        return self.shown.since(self._last_pieces)
 
     @property
     def token_ids_diff(self) -> list[int]:
         """Tokens added since the previous output of the stream."""
-        return self.tokens.since(self._last_token_ids_len)
+        return self.tokens.since(self._last_tokens)
 
     @property
     def logprobs_diff(self) -> list[TokenLogprobs]:
         """Log-probabilities added since the previous output of the stream."""
-        return [] if self.scores is None else self.scores.since(self._last_token_ids_len)
+        return [] if self.scores is None else self.scores.since(self._last_tokens)
+
+    def after(self, previous: CompletionOutput) -> CompletionOutput:
+        """This output with diffs that count from `previous`, an earlier one of the same choice."""
+        return CompletionOutput(
+            index=self.index, shown=self.shown, tokens=self.tokens, cumulative_logprob=self.cumulative_logprob,
+            scores=self.scores, finish_reason=self.finish_reason, stop_reason=self.stop_reason, error=self.error,
+            _last_pieces=previous.shown.length, _last_tokens=previous.tokens.length,
+        )  # fmt: skip
 
 
 @dataclass(slots=True, kw_only=True)
@@ -122,11 +165,11 @@ class RequestOutput:
         """This output with diffs that count from `previous`, an earlier output of the same request."""
         if previous is None:
             return self
-        outputs = [
-            replace(now, _last_text_len=len(before.text), _last_token_ids_len=before.length)
-            for now, before in zip(self.outputs, previous.outputs, strict=True)
-        ]
-        return replace(self, outputs=outputs)
+        outputs = [now.after(before) for now, before in zip(self.outputs, previous.outputs, strict=True)]
+        return RequestOutput(
+            request_id=self.request_id, prompt=self.prompt, prompt_token_ids=self.prompt_token_ids, outputs=outputs,
+            finished=self.finished, times=self.times, cached_tokens=self.cached_tokens,
+        )  # fmt: skip
 
 
 def request_output(request: Request) -> RequestOutput:
@@ -137,7 +180,7 @@ def request_output(request: Request) -> RequestOutput:
         prompt_token_ids=request.prompt_list,
         outputs=[_completion(choice) for choice in request.choices],
         finished=request.finished,
-        times=replace(request.times),
+        times=request.times.copy(),
         cached_tokens=request.cached_tokens,
     )
 
@@ -147,7 +190,7 @@ def _completion(choice: Choice) -> CompletionOutput:
     scored = choice.request.params.logprobs is not None
     return CompletionOutput(
         index=choice.index,
-        text=output.text,
+        shown=Shown(output.shown),
         tokens=Prefix(output.token_ids),
         cumulative_logprob=output.cumulative_logprob if scored else None,
         scores=Prefix(output.logprobs) if scored else None,

@@ -11,6 +11,7 @@ from enum import Enum
 from trtllm_replayssm.runtime.sampling.logprobs import TokenLogprobs
 from trtllm_replayssm.runtime.sampling.params import SamplingParams
 from trtllm_replayssm.runtime.text.detokenizer import Detokenizer
+from trtllm_replayssm.runtime.text.growing import GrowingText
 from trtllm_replayssm.runtime.text.stops import StopMatcher
 from trtllm_replayssm.runtime.text.tokenizer import Tokenizer
 
@@ -34,8 +35,9 @@ class EndRules:
 
 
 class OutputBuffer:
-    """Output of one choice. token_ids hold every token through the one that ended it; logprobs has one entry each. Both
-    only ever grow: what is published refers to them.
+    """Output of one choice. token_ids hold every token through the one that ended it; logprobs has one entry each;
+    shown is the text that may be shown, of which nothing is taken back later. All three only ever grow: what is
+    published refers to them.
 
     text leaves out the end or stop token and the stop string, unless include_stop_str_in_output is set. stop_reason
     is the stop string or stop token that ended it; None for an end token, as TensorRT-LLM reports it.
@@ -50,7 +52,9 @@ class OutputBuffer:
             else None
         )
         self._matcher = StopMatcher(params.stops, include_stop=params.include_stop_str_in_output)
-        self._pieces: list[str] = []
+        self._stops = bool(params.stops)
+        self._ends = rules.stop_ids if params.ignore_eos else rules.stop_ids | rules.end_ids
+        self.shown = GrowingText()
         self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprobs] = []
         self.cumulative_logprob = 0.0
@@ -60,10 +64,8 @@ class OutputBuffer:
 
     @property
     def text(self) -> str:
-        """The text that may be shown; nothing of it is taken back later."""
-        if len(self._pieces) > 1:
-            self._pieces = ["".join(self._pieces)]
-        return self._pieces[0] if self._pieces else ""
+        """The text of `shown`."""
+        return self.shown.upto(len(self.shown))
 
     @property
     def room(self) -> int:
@@ -76,15 +78,11 @@ class OutputBuffer:
         if logprobs is not None:
             self.logprobs.append(logprobs)
             self.cumulative_logprob += logprobs[token].logprob
-        armed = len(self.token_ids) >= (self._params.min_tokens or 0)
-        if token in self._rules.end_ids and not self._params.ignore_eos:
+        if token in self._ends:
             self._end_at_token(token)
-        elif token in self._rules.stop_ids:
-            self._end_at_token(token)
-            self.stop_reason = token
-        else:
-            self._add_text(token, armed)
-        if self.finish_reason is None and self.room <= 0:
+        elif self._detokenizer is not None:
+            self._add_text(self._detokenizer.push(token))
+        if self.finish_reason is None and len(self.token_ids) >= self._rules.limit:
             self.finish(FinishReason.LENGTH)
         return self.finish_reason is not None
 
@@ -95,22 +93,25 @@ class OutputBuffer:
         self.error = error
         if self._detokenizer is not None:
             held = self._matcher.push(self._detokenizer.finish(), armed=reason is FinishReason.LENGTH)
-            self._pieces.append(held.text)
+            self.shown.add(held.text)
             if held.stop is not None:  # completed by an unfinished character: U+FFFD in a stop string
                 self.finish_reason, self.stop_reason = FinishReason.STOP, held.stop
                 return
-            self._pieces.append(self._matcher.finish())
+            self.shown.add(self._matcher.finish())
         self.finish_reason = reason
 
     def _end_at_token(self, token: int) -> None:
         if self._params.include_stop_str_in_output and self._detokenizer is not None:
-            self._pieces.append(self._matcher.push(self._detokenizer.push(token), armed=False).text)
+            self.shown.add(self._matcher.push(self._detokenizer.push(token), armed=False).text)
         self.finish(FinishReason.STOP)
+        if self._params.ignore_eos or token not in self._rules.end_ids:
+            self.stop_reason = token
 
-    def _add_text(self, token: int, armed: bool) -> None:
-        if self._detokenizer is None:
+    def _add_text(self, piece: str) -> None:
+        if not self._stops:
+            self.shown.add(piece)
             return
-        found = self._matcher.push(self._detokenizer.push(token), armed=armed)
-        self._pieces.append(found.text)
+        found = self._matcher.push(piece, armed=len(self.token_ids) >= (self._params.min_tokens or 0))
+        self.shown.add(found.text)
         if found.stop is not None:
             self.finish_reason, self.stop_reason = FinishReason.STOP, found.stop

@@ -80,7 +80,7 @@ class Request:
     @property
     def finished(self) -> bool:
         """Whether every choice has ended."""
-        return all(choice.state is RequestState.FINISHED for choice in self.choices)
+        return not [choice for choice in self.choices if choice.state is not RequestState.FINISHED]
 
 
 class Choice:

@@ -15,6 +15,10 @@ class RequestTimes:
     first_token: float | None = None
     finished: float | None = None
 
+    def copy(self) -> RequestTimes:
+        """The moments so far."""
+        return RequestTimes(self.arrived, self.admitted, self.first_token, self.finished)
+
     def admit(self) -> None:
         """The request got its first slot; later slots, after a preemption, do not count."""
         self.admitted = self.admitted or time.monotonic()

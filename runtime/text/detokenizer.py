@@ -6,7 +6,9 @@ bytes, one for each byte; they are held back until a token completes the charact
 
 from __future__ import annotations
 
-from trtllm_replayssm.runtime.text.tokenizer import Tokenizer
+from collections.abc import Callable
+
+from trtllm_replayssm.runtime.text.tokenizer import FastTokenizer, Tokenizer
 
 REPLACEMENT = "\ufffd"
 # Tokens of a window that never ended cleanly before its end is taken as it is: bytes that are no text at all.
@@ -17,24 +19,31 @@ MAX_HELD = 3  # bytes of an unfinished UTF-8 character, at most
 class Detokenizer:
     """Decodes one output sequence.
 
-    The last piece that ended cleanly is kept as context, [start, clean), because a decoder may treat the first token
-    of what it is given differently; [clean, end) are the tokens since.
+    The window are the latest tokens: `clean` of them, whose text is handed out, as context, because a decoder may treat
+    the first token of what it is given differently; then the tokens since, which have not ended cleanly. There is no
+    context, and no decoding of a token that ends cleanly, where the text of a token is known to be its own.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
         self._tokenizer = tokenizer
         self._skip_special = skip_special_tokens
-        self._ids: list[int] = []
-        self._start = 0
+        self._own: Callable[[int, bool], str] | None = None
+        if isinstance(tokenizer, FastTokenizer) and tokenizer.joins:
+            self._own = tokenizer.own_text
+        self._ids: list[int] = []  # of the window
         self._clean = 0
-        self._sent = 0  # characters of [start, end) handed out, context included
+        self._sent = 0  # characters of the window handed out, context included
         self._window = ""
-        self._context = ""  # the text of [start, clean)
+        self._context = ""  # the text of the clean tokens
 
     def push(self, token: int) -> str:
         """The text that this token makes final; may be empty."""
+        if self._own is not None and not self._ids:
+            text = self._own(token, self._skip_special)
+            if not text.endswith(REPLACEMENT):
+                return text
         self._ids.append(token)
-        self._window = self._tokenizer.decode(self._ids[self._start :], self._skip_special)
+        self._window = self._tokenizer.decode(self._ids, self._skip_special)
         dirty = self._window.endswith(REPLACEMENT)
         if dirty and len(self._ids) - self._clean < MAX_WINDOW_TOKENS:
             if not self._window.startswith(self._context):
@@ -42,10 +51,8 @@ class Detokenizer:
             run = len(self._window) - len(self._window.rstrip(REPLACEMENT))
             return self._take(len(self._window) - min(run, MAX_HELD))
         piece = self._take(len(self._window))
-        if self._tokenizer.decode(self._ids[self._clean :], self._skip_special):
-            self._start = self._clean  # skipped tokens alone would be no context
+        self._shorten()
         self._clean = len(self._ids)
-        self._window = self._tokenizer.decode(self._ids[self._start :], self._skip_special)
         self._context = self._window
         self._sent = len(self._window)
         return piece
@@ -54,12 +61,24 @@ class Detokenizer:
         """What was held back."""
         return self._take(len(self._window))
 
+    def _shorten(self) -> None:
+        """Keep the tokens behind the clean ones as the context of what comes; skipped tokens alone would be none."""
+        if self._own is not None:
+            self._ids, self._window = [], ""
+            return
+        latest = self._ids[self._clean :]
+        text = self._tokenizer.decode(latest, self._skip_special)
+        if text:
+            self._ids, self._window = latest, text
+
     def _drop_context(self) -> None:
-        """Go on from clean: a decoder marks every byte of a run that ends unfinished, also those already handed out."""
-        self._start = self._clean
+        """Go on behind the clean tokens: a decoder marks every byte of a run that ends unfinished, also those already
+        handed out."""
+        del self._ids[: self._clean]
+        self._clean = 0
         self._sent = max(self._sent - len(self._context), 0)
         self._context = ""
-        self._window = self._tokenizer.decode(self._ids[self._start :], self._skip_special)
+        self._window = self._tokenizer.decode(self._ids, self._skip_special)
 
     def _take(self, end: int) -> str:
         piece = self._window[self._sent : end]

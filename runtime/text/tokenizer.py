@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -29,6 +30,8 @@ class FastTokenizer:
     def __init__(self, backend: Any) -> None:
         """backend: a `tokenizers.Tokenizer`."""
         self.backend = backend
+        self.joins = _joins_bytes(backend)  # the text of tokens is that of their bytes, one behind the other
+        self._own: tuple[dict[int, str], dict[int, str]] = ({}, {})  # each at most as large as the vocabulary
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Text -> token ids. Other threads go on during a long text."""
@@ -41,7 +44,20 @@ class FastTokenizer:
         """Token ids -> text; bytes that are no UTF-8 become U+FFFD. Other threads go on during a long text."""
         if len(ids) >= LONG:
             return str(self.backend.decode_batch([list(ids)], skip_special_tokens=skip_special_tokens)[0])
-        return str(self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens))
+        return str(self.backend.decode(ids, skip_special_tokens=skip_special_tokens))
+
+    def own_text(self, token: int, skip_special_tokens: bool) -> str:
+        """The text of a token by itself; where tokens join, it is also what it adds to a text that ended cleanly."""
+        known = self._own[skip_special_tokens]
+        text = known.get(token)
+        if text is None:
+            text = known[token] = self.decode([token], skip_special_tokens)
+        return text
+
+
+def _joins_bytes(backend: Any) -> bool:
+    decoder = backend.decoder
+    return decoder is not None and bool(json.loads(decoder.__getstate__()).get("type") == "ByteLevel")
 
 
 def load_tokenizer(source: object) -> Tokenizer:
