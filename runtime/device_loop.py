@@ -72,7 +72,7 @@ class DeviceLoop:
         self._stats = stats
         self._meter = meter
         self._keeps_ends = keeps_ends
-        self._present: set[Choice] = set()
+        self._present: dict[Choice, SamplingMode] = {}  # what each needs
         self._flight: list[Choice] = []  # the choices of the launch that nobody has read yet
 
     def takes(self, choice: Choice) -> bool:
@@ -82,19 +82,20 @@ class DeviceLoop:
         params = choice.request.params
         return device_eligible(params, len(_stop_ids(choice.request)), exact_end=self._keeps_ends)
 
-    def advance(self, choices: Sequence[Choice]) -> list[tuple[Choice, int]]:
-        """Launch a step of these choices, then take what the launch before it emitted: (choice, tokens) each."""
+    def advance(self, choices: Sequence[Choice]) -> list[Choice]:
+        """Launch a step of these choices, then take what the launch before it emitted -> the choices that got it."""
         fresh = [choice for choice in choices if choice not in self._present]
         self._steps.enter([self._entry(choice, choice.held, choice.draft) for choice in fresh])
         for choice in fresh:
             choice.move_away(self._steps.max_draft_len)
-        self._present.update(fresh)
+            self._present[choice] = sampling_mode(choice.request.params)
         flown = self._flight
         # every row in flight emits a token, so one with room for a single token ends there
-        self._flight = [c for c in choices if c.output.room > 1 or c not in flown]
+        last = {choice for choice in flown if choice.output.room <= 1}
+        self._flight = [choice for choice in choices if choice not in last]
         if self._flight:
-            modes = [sampling_mode(choice.request.params) for choice in self._flight]
-            self._steps.launch([choice.held for choice in self._flight], max(modes))
+            mode = max([self._present[choice] for choice in self._flight])
+            self._steps.launch([choice.held for choice in self._flight], mode)
         return self._taken(flown)
 
     def first_tokens(self, starts: Sequence[tuple[Choice, Logits]]) -> dict[Choice, int]:
@@ -107,7 +108,7 @@ class DeviceLoop:
         tokens = self._steps.draw(entries, [logits for _, logits in drawn], mode)
         return {choice: token for (choice, _), token in zip(drawn, tokens, strict=True)}
 
-    def drain(self) -> list[tuple[Choice, int]]:
+    def drain(self) -> list[Choice]:
         """Take what is in flight and launch nothing: the host then knows what the slots hold."""
         flown, self._flight = self._flight, []
         return self._taken(flown)
@@ -118,7 +119,7 @@ class DeviceLoop:
             return
         if keep_draft:
             self.read_draft(choice)
-        self._present.discard(choice)
+        del self._present[choice]
         choice.move_back()
 
     def read_draft(self, choice: Choice) -> None:
@@ -127,16 +128,17 @@ class DeviceLoop:
             tokens, q = self._steps.drafts(choice.held)
             choice.draft = Draft(tokens, None if choice.request.params.greedy else q)
 
-    def _taken(self, flown: Sequence[Choice]) -> list[tuple[Choice, int]]:
+    def _taken(self, flown: Sequence[Choice]) -> list[Choice]:
         if not flown:
             return []
         taken = []
         for choice, report in zip(flown, self._steps.read(), strict=True):
             if choice.output.finish_reason is None:
-                taken.append((choice, self._take(choice, report)))
+                self._take(choice, report)
+                taken.append(choice)
         return taken
 
-    def _take(self, choice: Choice, report: RowReport) -> int:
+    def _take(self, choice: Choice, report: RowReport) -> None:
         if report.num_tokens == 0:
             where = f"request {choice.request.request_id}"
             raise InvariantError("DeviceLoop", where, expected="tokens of a choice that goes on", got="none")
@@ -151,7 +153,6 @@ class DeviceLoop:
             choice.output.finish(FinishReason.ERROR, NOT_A_NUMBER)
         choice.pending = self._meter.decode_row(choice.pending, report.num_tokens, emitted)
         self._stats.output_tokens += emitted
-        return emitted
 
     def _entry(self, choice: Choice, slot: int, draft: Draft) -> DeviceEntry:
         params = choice.request.params

@@ -8,10 +8,33 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator
 from typing import Any
 
 from trtllm_replayssm.runtime.outputs import CompletionOutput, RequestOutput
+
+_Waiter = tuple[asyncio.AbstractEventLoop, "asyncio.Future[None]"]
+
+
+class Wakes:
+    """Readers in event loops that have something to read: each loop is called once, however many of them it runs."""
+
+    def __init__(self) -> None:
+        self._futures: defaultdict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = defaultdict(list)
+
+    def add(self, waiters: Iterable[_Waiter]) -> None:
+        """Readers to wake."""
+        for loop, future in waiters:
+            self._futures[loop].append(future)
+
+    def send(self) -> None:
+        """Wake them."""
+        for loop, futures in self._futures.items():
+            try:
+                loop.call_soon_threadsafe(_wake, futures)
+            except RuntimeError:  # the readers' event loop is gone, and they with it
+                continue
 
 
 class RequestHandle:
@@ -25,7 +48,7 @@ class RequestHandle:
         self._version = 0
         self._error: BaseException | None = None
         self._changed = threading.Condition()
-        self._waiters: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
+        self._waiters: list[_Waiter] = []
 
     @property
     def request_id(self) -> int:
@@ -91,25 +114,23 @@ class RequestHandle:
             if reader.done:
                 return
 
-    def publish(self, output: RequestOutput) -> None:
-        """A newer output; called by the engine's thread."""
-        self._advance(output, None)
+    def publish(self, output: RequestOutput, wakes: Wakes) -> None:
+        """A newer output; called by the engine's thread. wakes: takes the readers in event loops that wait for it."""
+        self._advance(output, None, wakes)
 
     def fail(self, error: BaseException) -> None:
         """The engine stopped; called by its thread."""
-        self._advance(self._output, error)
+        wakes = Wakes()
+        self._advance(self._output, error, wakes)
+        wakes.send()
 
-    def _advance(self, output: RequestOutput, error: BaseException | None) -> None:
+    def _advance(self, output: RequestOutput, error: BaseException | None, wakes: Wakes) -> None:
         with self._changed:
             self._output, self._error = output, error
             self._version += 1
-            waiters, self._waiters = self._waiters, []
             self._changed.notify_all()
-        for loop, future in waiters:
-            try:
-                loop.call_soon_threadsafe(_wake, future)
-            except RuntimeError:  # the reader's event loop is gone, and the reader with it
-                continue
+            waiters, self._waiters = self._waiters, []
+        wakes.add(waiters)
 
     def _last(self) -> RequestOutput:
         if self._error is not None:
@@ -148,6 +169,7 @@ class _Reader:
         return output
 
 
-def _wake(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
+def _wake(futures: Iterable[asyncio.Future[None]]) -> None:
+    for future in futures:
+        if not future.done():
+            future.set_result(None)

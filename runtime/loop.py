@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from trtllm_replayssm.errors import ContractError
 from trtllm_replayssm.runtime.engine import Engine
-from trtllm_replayssm.runtime.handle import RequestHandle
+from trtllm_replayssm.runtime.handle import RequestHandle, Wakes
 from trtllm_replayssm.runtime.outputs import RequestOutput, request_output
 from trtllm_replayssm.runtime.sampling.params import SamplingParams
 from trtllm_replayssm.runtime.scheduler.request import DEFAULT_PRIORITY, Request
@@ -54,13 +54,7 @@ class EngineLoop:
 
     def abort(self, request_id: int) -> None:
         """End a request soon; its handle then reads "cancelled"."""
-
-        def command() -> None:
-            output = self._engine.cancel(request_id)
-            if output is not None:
-                self._publish(output)
-
-        self._post(command, late=True)
+        self._post(lambda: self._cancel([request_id]), late=True)
 
     def call(self, action: Callable[[Engine], None]) -> None:
         """Run something on the engine between two of its steps, in its thread; returns at once."""
@@ -145,26 +139,32 @@ class EngineLoop:
             command()
         with self._wake:
             ending = tuple(self._handles) if closing else ()
-        for request_id in ending:
-            output = self._engine.cancel(request_id)
-            if output is not None:
-                self._publish(output)
+        self._cancel(ending)
         if closing:
             return False
-        for request in self._engine.step():
-            self._publish_request(request)
+        self._publish([request_output(request) for request in self._shown(self._engine.step())])
         return True
 
-    def _publish_request(self, request: Request) -> None:
-        with self._wake:
-            handle = self._handles.get(request.request_id)
-        if handle is not None and (request.finished or handle.streaming):
-            self._publish(request_output(request))
+    def _cancel(self, request_ids: Sequence[int]) -> None:
+        outputs = [self._engine.cancel(request_id) for request_id in request_ids]
+        self._publish([output for output in outputs if output is not None])
 
-    def _publish(self, output: RequestOutput) -> None:
+    def _shown(self, moved: Sequence[Request]) -> list[Request]:
+        """Of requests that moved those whose readers want to know."""
         with self._wake:
-            handle = self._handles.get(output.request_id)
-            if output.finished:
-                self._handles.pop(output.request_id, None)
-        if handle is not None:
-            handle.publish(output)
+            handles = [self._handles.get(request.request_id) for request in moved]
+        return [r for r, h in zip(moved, handles, strict=True) if h is not None and (h.streaming or r.finished)]
+
+    def _publish(self, outputs: Sequence[RequestOutput]) -> None:
+        """Give outputs to their handles, all of a step before any reader in an event loop wakes: a reader that woke
+        earlier would contend for the interpreter with the rest."""
+        with self._wake:
+            handles = [self._handles.get(output.request_id) for output in outputs]
+            for output in outputs:
+                if output.finished:
+                    self._handles.pop(output.request_id, None)
+        wakes = Wakes()
+        for output, handle in zip(outputs, handles, strict=True):
+            if handle is not None:
+                handle.publish(output, wakes)
+        wakes.send()

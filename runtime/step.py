@@ -79,17 +79,17 @@ class StepRunner:
         moved, self._settled = self._settled, {}
         if plan.chunks or plan.decode:
             self._stats.steps += 1
-            ahead = {c for c in plan.decode if self._device is not None and self._device.takes(c)}
-            late = self._launch([c for c in plan.decode if c in ahead])  # first: the device works while the host does
-            progress = [*self._prefill(plan.chunks), *self._decode([c for c in plan.decode if c not in ahead])]
+            ahead, here = self._parted(plan.decode)
+            late = self._launch(ahead)  # first: the device works while the host does
+            progress = [*self._prefill(plan.chunks), *self._decode(here)]
             self._draft([entry for entry in progress if self._goes_on(entry.choice)])
-            moved |= self._close([*late, *progress])
+            moved |= self._close([*late, *(entry.choice for entry in progress)])
         return list(moved.values())
 
     def settle(self) -> None:
         """Take what the device has emitted, so that the host knows what every slot holds; `run` reports it."""
         if self._device is not None:
-            self._settled |= self._close(_tails(self._device.drain()))
+            self._settled |= self._close(self._device.drain())
 
     def unseat(self, choice: Choice) -> None:
         """A choice is about to lose its slot, and will go on; nothing is in flight."""
@@ -101,23 +101,31 @@ class StepRunner:
         if self._device is not None:
             self._device.read_draft(choice)
 
-    def _launch(self, choices: Sequence[Choice]) -> list[Progress]:
-        """Start a step of these choices on the device -> what the step before emitted."""
-        return [] if self._device is None else _tails(self._device.advance(choices))
+    def _parted(self, choices: Sequence[Choice]) -> tuple[list[Choice], list[Choice]]:
+        """Decoding choices: those of the device, and those of the host."""
+        ahead: list[Choice] = []
+        here: list[Choice] = []
+        for choice in choices:
+            (ahead if self._device is not None and self._device.takes(choice) else here).append(choice)
+        return ahead, here
 
-    def _close(self, progress: Sequence[Progress]) -> dict[int, Request]:
+    def _launch(self, choices: Sequence[Choice]) -> list[Choice]:
+        """Start a step of these choices on the device -> those to which the step before gave tokens."""
+        return [] if self._device is None else self._device.advance(choices)
+
+    def _close(self, moved: Sequence[Choice]) -> dict[int, Request]:
         """Offer what may be kept, free what has ended -> the requests that moved."""
-        ended = [entry.choice for entry in progress if entry.choice.output.finish_reason is not None]
+        ended = [choice for choice in moved if choice.output.finish_reason is not None]
         if self._reuse is not None:
-            for entry in progress:
-                self._reuse.offer_prompt(entry.choice)
+            for choice in moved:
+                self._reuse.offer_prompt(choice)
             for choice in ended:
                 self._reuse.offer_output(choice)
                 if choice.output.error == NOT_A_NUMBER:
                     self._reuse.distrust(choice)
         for choice in ended:
             self.release(choice)
-        return {entry.choice.request.request_id: entry.choice.request for entry in progress}
+        return {choice.request.request_id: choice.request for choice in moved}
 
     def release(self, choice: Choice) -> None:
         """Give back what an ended choice holds."""
