@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from tests.runtime.fake_session import FakeSession, Model, geometry, hash_model, script_model
 from tests.runtime.fake_steps import device_steps
 from trtllm_replayssm.config import ReplayConfig
+from trtllm_replayssm.runtime.device_loop import Steps
 from trtllm_replayssm.runtime.engine import Engine, EngineConfig
 from trtllm_replayssm.runtime.outputs import CompletionOutput, RequestOutput, request_output
 from trtllm_replayssm.runtime.prefix.settings import PrefixConfig
@@ -116,8 +117,10 @@ def bench(
     prefix: PrefixConfig | None = None,
     max_preempted: int | None = None,
     ahead: bool = False,
+    steps: Steps | None = None,
+    debug: bool = True,
 ) -> Bench:
-    """An engine in debug mode. kind: one of DRAFTERS, unless a drafter is given; ahead: with a device loop."""
+    """An engine. kind: one of DRAFTERS, unless a drafter is given; ahead: with a device loop, over `steps` if given."""
     session = FakeSession(
         model or hash_model(vocab),
         slots=slots,
@@ -138,11 +141,12 @@ def bench(
         max_num_tokens=max_num_tokens or batch * (1 + draft_len) + 16,
         prefill_chunk=chunk,
         seed=seed,
-        debug=True,
+        debug=debug,
         prefix=prefix,
         max_preempted=max_preempted,
     )
-    steps = device_steps(session, kind, draft_len) if ahead else None
+    if ahead and steps is None:
+        steps = device_steps(session, kind, draft_len)
     return Bench(Engine(session, drafter or drafters[kind], tokenizer, config, steps), session)
 
 

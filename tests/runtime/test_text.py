@@ -68,6 +68,31 @@ def test_pieces_joined_are_the_text_of_the_whole_for_any_bytes(ids: list[int]) -
     assert "".join(pieces) == BYTES.decode(ids)
 
 
+@given(st.lists(st.integers(0, 256), max_size=200))
+def test_pieces_joined_are_the_text_of_the_whole_where_tokens_have_a_text_of_their_own(ids: list[int]) -> None:
+    tokenizer = FastTokenizer(byte_level())
+    assert tokenizer.joins
+    for skip in (True, False):
+        pieces = pieces_of(Detokenizer(tokenizer, skip_special_tokens=skip), ids)
+        assert "".join(pieces) == tokenizer.decode(ids, skip)
+
+
+def test_a_token_with_a_text_of_its_own_is_decoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded: list[list[int]] = []
+    tokenizer = FastTokenizer(byte_level())
+    decode = tokenizer.decode
+    monkeypatch.setattr(tokenizer, "decode", lambda ids, skip: decoded.append(list(ids)) or decode(ids, skip))
+    ids = tokenizer.encode("abcabc" * 100)
+    for _ in range(3):
+        assert "".join(pieces_of(Detokenizer(tokenizer), ids)) == "abcabc" * 100
+    assert sorted(decoded) == sorted([i] for i in set(ids))
+
+
+@pytest.mark.parametrize("decoder", [byte_fallback(), metaspace()], ids=["fallback", "metaspace"])
+def test_other_decoders_are_shown_what_is_around_a_token(decoder: Tokenizer) -> None:
+    assert not FastTokenizer(decoder).joins
+
+
 @given(st.lists(st.integers(0, 3), max_size=30))
 def test_pieces_joined_are_the_text_of_the_whole_for_a_decoder_that_strips_the_first_space(ids: list[int]) -> None:
     tokenizer = FastTokenizer(metaspace())
