@@ -128,7 +128,8 @@ def record(tests: Sequence[str], workers: int, until: float, calls: Path) -> dic
         "not_reached": sorted(set(tests) - set(outcomes)), "calls": len(list(calls.glob("*.npz"))),
         "left_out": dict(left_out), "library": digest(harness.LIBRARY),
     }  # fmt: skip
-    (calls / RECORDED).write_text(json.dumps(row) + "\n", encoding="utf-8")
+    if row["calls"] > 0:
+        (calls / RECORDED).write_text(json.dumps(row) + "\n", encoding="utf-8")
     return row
 
 
@@ -213,15 +214,17 @@ def row_of(tool: str, calls: Path, state: Path, launched: Mapping[str, Sequence[
         found += more
         first = seen | first
     by_outcome = {outcome: [r for r in done.values() if r["outcome"] == outcome] for outcome in ("differs", "failed")}
-    met, all_kernels = ({k for n in of for k in launched.get(n, ())} for of in (done, names))
-    return {
+    met, known = ({kernel for name in of for kernel in launched.get(name, ())} for of in (done, names))
+    known |= {kernel for row in rows(calls / LAUNCHED) for kernel in row["kernels"]}  # by the tests
+    row = {
         "what": "sanitizer", "tool": tool, "calls": len(names), "done": len(done),
         **{outcome: [[r["test"], r["name"], *r["why"]] for r in of] for outcome, of in by_outcome.items()},
         "findings": dict(sorted(found.items())),
         "seen_in": {kind: done[call]["test"] for kind, call in sorted(first.items()) if call in done},
-        "kernels": len(met), "kernels_not_met": sorted(all_kernels - met),
+        "kernels": len(met), "kernels_not_met": sorted(known - met),
         "process_seconds": round(sum(r["seconds"] for r in done.values()), 1),
     }  # fmt: skip
+    return row | ({"names": sorted(met)} if tool == KERNELS else {})
 
 
 def main(given: Sequence[str] | None = None) -> int:
@@ -268,8 +271,8 @@ def main(given: Sequence[str] | None = None) -> int:
         with options.json.open("a", encoding="utf-8") as file:
             file.writelines(json.dumps(line) + "\n" for line in lines)
     unclean = ("differs", "failed", "findings", "not_reached")
-    return int(any(line.get(key) for line in lines for key in unclean) or any(
-        line["done"] < line["calls"] for line in lines if "done" in line))  # fmt: skip
+    short = [line for line in lines if line["calls"] == 0 or line.get("done", line["calls"]) < line["calls"]]
+    return int(bool(short) or any(line.get(key) for line in lines for key in unclean))
 
 
 if __name__ == "__main__":

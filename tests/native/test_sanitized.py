@@ -15,6 +15,7 @@ import pytest
 from tests.contract.rooms import ROOT
 from tests.native.claimed_tests import claim, claim_of
 from tests.native.sanitized import (
+    LAUNCHED,
     RACES,
     cases,
     collected,
@@ -97,10 +98,11 @@ def test_a_line_says_what_a_tool_came_to(tmp_path: Path) -> None:
     (state / "000.000.log").write_text(RACE)
     (state / "001.000.jsonl").write_text(lines[0].replace('"a"', '"c"'))
     (state / "001.000.log").write_text("killed")
+    (calls / LAUNCHED).write_text('{"test": "test_a", "kernels": ["x", "captured"]}\n')
     row = row_of(RACES, calls, state, {"a": ["x", "y"], "b": ["y"], "c": ["z"]})
     assert (row["calls"], row["done"], row["process_seconds"]) == (4, 2, 0.5)
     assert row["differs"] == [["test_b", "rssm_draw", "out: 1 of 2"]] and row["failed"] == []
-    assert row["kernels"] == 2 and row["kernels_not_met"] == ["z"]
+    assert row["kernels"] == 2 and row["kernels_not_met"] == ["captured", "z"]
     assert row["findings"]["Race reported: directUpdateKernel"] == 1
     assert row["seen_in"]["Race reported: directUpdateKernel"] == "test_b"
 
