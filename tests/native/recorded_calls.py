@@ -26,7 +26,7 @@ from trtllm_replayssm.ops import _abi
 FOLDER = "REPLAYSSM_CALLS"
 LEFT_OUT = "left_out.jsonl"
 FIRST, EVERY, LAST = 4, 16, 64
-MAX_BYTES = 48 << 20
+MAX_BYTES = 96 << 20
 _NO_LAUNCH = ("_workspace", "_text", "_plan")
 Native = Callable[..., None]
 
