@@ -237,7 +237,7 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--tools", default=",".join(TOOLS), help=f"of {', '.join(TOOLS)} (default: all)")
     parser.add_argument("--only", default="", help="record modules of the list, comma separated (default: all)")
     parser.add_argument("--workers", type=int, default=3, help="processes of each tool (default 3)")
-    parser.add_argument("--limit", type=float, default=3600.0, help="seconds for everything (default 3600)")
+    parser.add_argument("--limit", type=float, default=3600.0, help="seconds, half of them to record (default 3600)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="add the lines to this file")
     parser.add_argument("--every-lane", type=Path, metavar="LIBRARY", help="for racecheck: a library built for it")
     options = parser.parse_args(given)
@@ -251,7 +251,8 @@ def main(given: Sequence[str] | None = None) -> int:
     lines: list[dict[str, Any]] = []
     if not (options.calls / RECORDED).exists():
         tests = collected(cases([name for name in options.only.split(",") if name]))
-        lines.append(record(tests, options.workers * len(tools), until, options.calls) | machine)
+        half = until - options.limit / 2
+        lines.append(record(tests, options.workers * len(tools), half, options.calls) | machine)
         print(json.dumps(lines[-1]), flush=True)
     if KERNELS in tools:  # before the others, which go by it
         run_tool(KERNELS, options.calls, state[KERNELS], options.workers * len(tools), until, harness.LIBRARY)
