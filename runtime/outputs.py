@@ -126,6 +126,16 @@ class CompletionOutput:
         return self.shown.since(self._last_pieces)
 
     @property
+    def has_text_diff(self) -> bool:
+        """Whether there is any."""
+        return self.shown.length > self._last_pieces
+
+    @property
+    def length_diff(self) -> int:
+        """How many tokens were added since the previous output of the stream."""
+        return self.tokens.length - self._last_tokens
+
+    @property
     def token_ids_diff(self) -> list[int]:
         """Tokens added since the previous output of the stream."""
         return self.tokens.since(self._last_tokens)
@@ -180,7 +190,7 @@ def request_output(request: Request) -> RequestOutput:
         prompt_token_ids=request.prompt_list,
         outputs=[_completion(choice) for choice in request.choices],
         finished=request.finished,
-        times=request.times.copy(),
+        times=request.times,
         cached_tokens=request.cached_tokens,
     )
 

@@ -9,23 +9,21 @@ from pydantic import BaseModel
 
 from trtllm_replayssm.runtime.llm import RequestOutput
 from trtllm_replayssm.runtime.server.service import Service
+from trtllm_replayssm.runtime.server.stream import Shell
 
 Result = TypeVar("Result")
 SMALL = 1000  # entries that the loop may write itself
-_NO_CHOICES = '"choices":[]'
 
 
 def whole_json(shell: BaseModel, choices: Iterable[BaseModel]) -> str:
     """A response (with no choices yet) and its choices. One at a time, so that no call holds the interpreter long."""
-    head, empty, tail = shell.model_dump_json().partition(_NO_CHOICES)
-    assert empty, "the shell has an empty list of choices; text in it has its quotes escaped and never looks like one"
-    return f'{head}"choices":[{",".join(choice.model_dump_json() for choice in choices)}]{tail}'
+    return Shell(shell).around(*(choice.model_dump_json() for choice in choices))
 
 
 def entries(outputs: Iterable[RequestOutput], top: int | None) -> int:
     """About how many items the news of these outputs have in JSON. top: candidates of a token, None without scores."""
     each = 1 if top is None else 2 + top
-    return sum(each * (len(choice.token_ids_diff)) for output in outputs for choice in output.outputs)
+    return sum(each * choice.length_diff for output in outputs for choice in output.outputs)
 
 
 async def written(service: Service, size: int, write: Callable[[], Result]) -> Result:

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from trtllm_replayssm.errors import RequestError
 from trtllm_replayssm.runtime.llm import CompletionOutput, RequestOutput
 from trtllm_replayssm.runtime.server.answers import entries, whole_json, written
-from trtllm_replayssm.runtime.server.completions import has_news, usage_of
+from trtllm_replayssm.runtime.server.completions import has_news, usage_of, with_usage
 from trtllm_replayssm.runtime.server.logprobs import chat_logprobs
 from trtllm_replayssm.runtime.server.protocol.chat import (
     ChatChoice,
@@ -28,7 +28,7 @@ from trtllm_replayssm.runtime.server.protocol.common import Usage
 from trtllm_replayssm.runtime.server.run import Run
 from trtllm_replayssm.runtime.server.sampling import refuse_tools, sampling_params
 from trtllm_replayssm.runtime.server.service import Service, new_id
-from trtllm_replayssm.runtime.server.stream import DONE, EventStream, event, unless_gone
+from trtllm_replayssm.runtime.server.stream import DONE, EventStream, Shell, event, unless_gone
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +100,11 @@ class Chat:
 
     async def _events(self, call: _Call, run: Run) -> AsyncGenerator[str, None]:
         body, ended = call.body, set[int]()
-        usage = body.stream_options is not None and body.stream_options.include_usage
-        leave_out = frozenset() if usage else frozenset({"usage"})
+        shell = Shell(call.chunk([]), leave_out=frozenset() if with_usage(body) else frozenset({"usage"}))
         latest: RequestOutput | None = None
         for index in range(body.n):
             opening = ChatChunkChoice(index=index, delta=Reply(role="assistant", content=""))
-            yield event(call.chunk([opening]), leave_out=leave_out)
+            yield event(shell.around(opening.model_dump_json()))
         async for _, output in run.news():
             latest = output
             for choice in output.outputs:
@@ -113,14 +112,14 @@ class Chat:
                     continue
                 if choice.finish_reason is not None:
                     ended.add(choice.index)
-                write = partial(self._news, call, choice, leave_out)
+                write = partial(self._news, body, shell, choice)
                 yield await written(self._service, entries([output], _logprobs(body)), write)
-        if usage and latest is not None:
-            yield event(call.chunk([], usage_of([latest])))
+        if with_usage(body) and latest is not None:
+            yield event(call.chunk([], usage_of([latest])).model_dump_json())
         yield DONE
 
-    def _news(self, call: _Call, choice: CompletionOutput, leave_out: frozenset[str]) -> str:
-        return event(call.chunk([self._piece(call.body, choice)]), leave_out=leave_out)
+    def _news(self, body: ChatRequest, shell: Shell, choice: CompletionOutput) -> str:
+        return event(shell.around(self._piece(body, choice).model_dump_json()))
 
     def _piece(self, body: ChatRequest, choice: CompletionOutput) -> ChatChunkChoice:
         return ChatChunkChoice(

@@ -16,7 +16,7 @@ from trtllm_replayssm.runtime.llm import CompletionOutput, RequestOutput
 from trtllm_replayssm.runtime.sampling.logprobs import TokenLogprobs
 from trtllm_replayssm.runtime.server.answers import entries, whole_json, written
 from trtllm_replayssm.runtime.server.logprobs import completion_logprobs, joined, prompt_logprobs
-from trtllm_replayssm.runtime.server.protocol.common import Usage
+from trtllm_replayssm.runtime.server.protocol.common import SamplingFields, Usage
 from trtllm_replayssm.runtime.server.protocol.completions import (
     Completion,
     CompletionChoice,
@@ -27,7 +27,7 @@ from trtllm_replayssm.runtime.server.run import Run
 from trtllm_replayssm.runtime.server.sampling import sampling_params, within
 from trtllm_replayssm.runtime.server.scoring import prompt_scores
 from trtllm_replayssm.runtime.server.service import Service, new_id
-from trtllm_replayssm.runtime.server.stream import DONE, EventStream, event, unless_gone
+from trtllm_replayssm.runtime.server.stream import DONE, EventStream, Shell, event, unless_gone
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +54,10 @@ class _Call:
     def part(self, choices: list[CompletionChoice], usage: Usage | None = None) -> Completion:
         """A response or chunk with these choices."""
         return Completion(id=self.id, created=self.created, model=self.body.model, choices=choices, usage=usage)
+
+    def shell(self) -> Shell:
+        """What the chunks of its stream have in common."""
+        return Shell(self.part([]), leave_out=frozenset() if with_usage(self.body) else frozenset({"usage"}))
 
 
 class Completions:
@@ -105,12 +109,11 @@ class Completions:
             return Response(whole_json(call.part([], usage), choices), media_type="application/json")
 
         async def events() -> AsyncGenerator[str, None]:
-            wanted = body.stream_options is not None and body.stream_options.include_usage
-            leave_out = frozenset() if wanted else frozenset({"usage"})
+            shell = call.shell()
             for choice in choices:
-                yield event(call.part([choice]), leave_out=leave_out)
-            if wanted:
-                yield event(call.part([], usage))
+                yield event(shell.around(choice.model_dump_json()))
+            if with_usage(body):
+                yield event(call.part([], usage).model_dump_json())
             yield DONE
 
         return EventStream(events(), lambda: None)
@@ -162,25 +165,24 @@ class Completions:
         body, latest = call.body, {}
         begun: set[int] = set()
         ended: set[int] = set()
-        usage = body.stream_options is not None and body.stream_options.include_usage
-        leave_out = frozenset() if usage else frozenset({"usage"})
+        shell = call.shell()
         async for i, output in run.news():
             latest[i] = output
             for choice in output.outputs:
                 number = i * body.n + choice.index
                 if number in ended or not has_news(choice, body.detokenize):
                     continue
-                write = partial(self._news, call, i, choice, number not in begun, leave_out)
+                write = partial(self._news, call, shell, i, choice, number not in begun)
                 begun.add(number)
                 if choice.finish_reason is not None:
                     ended.add(number)
                 yield await written(self._service, entries([output], body.logprobs), write)
-        if usage:
-            yield event(call.part([], usage_of(list(latest.values()))))
+        if with_usage(body):
+            yield event(call.part([], usage_of(list(latest.values()))).model_dump_json())
         yield DONE
 
-    def _news(self, call: _Call, prompt: int, choice: CompletionOutput, first: bool, leave_out: frozenset[str]) -> str:
-        return event(call.part([self._choice(call, prompt, choice, first=first)]), leave_out=leave_out)
+    def _news(self, call: _Call, shell: Shell, prompt: int, choice: CompletionOutput, first: bool) -> str:
+        return event(shell.around(self._choice(call, prompt, choice, first=first).model_dump_json()))
 
     def _choice(self, call: _Call, prompt: int, choice: CompletionOutput, *, first: bool) -> CompletionChoice:
         """What is new of a choice; of a whole response, all of it."""
@@ -217,8 +219,13 @@ def _check(body: CompletionRequest) -> None:
 
 def has_news(choice: CompletionOutput, detokenize: bool) -> bool:
     """Whether a chunk is due: text (or tokens, where no text is asked for), scores, or the end."""
-    tokens = choice.token_ids_diff if choice.logprobs is not None or not detokenize else ()
-    return bool(choice.text_diff or tokens or choice.finish_reason)
+    tokens = choice.length_diff if choice.scores is not None or not detokenize else 0
+    return bool(choice.has_text_diff or tokens or choice.finish_reason)
+
+
+def with_usage(body: SamplingFields) -> bool:
+    """Whether a stream ends with the token counts."""
+    return body.stream_options is not None and body.stream_options.include_usage
 
 
 def usage_of(outputs: Sequence[RequestOutput]) -> Usage:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from typing import Any
 
 import h11
+from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from trtllm_replayssm.runtime.server.errors import error_object, error_response
@@ -16,10 +18,30 @@ READ_BYTES = 16 << 10  # thousands of chunks of one byte; parsing each takes som
 _MESSAGES = {400: "this is not an HTTP/1.1 request", 431: "the headers are too large"}
 
 
+class Connection(h11.Connection):
+    """h11's, which takes many times as long for a chunk of a stream as the chunk's few bytes around its data need."""
+
+    _chunked = False
+
+    def send(self, event: Any) -> Any:  # of h11's overloads
+        """The bytes of an event, as h11 makes them. Data moves no state of a connection whose body goes in chunks."""
+        if self._chunked and type(event) is h11.Data and self.our_state is h11.SEND_BODY:
+            data = event.data
+            return b"%x\r\n%b\r\n" % (len(data), data) if data else b""
+        found = super().send(event)
+        if type(event) is h11.Response:
+            self._chunked = found is not None and b"\r\ntransfer-encoding: chunked\r\n" in found.lower()
+        return found
+
+
 class Protocol(H11Protocol):
     """One connection. A request that cannot be parsed is answered in JSON, and the connection ends."""
 
     _refused = False
+
+    def __init__(self, config: Config, *args: Any, **more: Any) -> None:
+        super().__init__(config, *args, **more)
+        self.conn = Connection(h11.SERVER, config.h11_max_incomplete_event_size or READ_BYTES)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A new connection. Little is read at once, because all of it is parsed at once."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 
 from trtllm_replayssm.errors import RequestError
 from trtllm_replayssm.runtime.llm import RequestHandle, RequestOutput
@@ -93,8 +93,9 @@ class Run:
     async def news(self) -> AsyncIterator[tuple[int, RequestOutput]]:
         """(number of the prompt, newer output) as they come, until all have ended. Raises GenerationError."""
         if len(self.handles) == 1:
-            async for output in _outputs(self.handles[0]):
-                yield 0, _checked(output)
+            with _engine_faults():
+                async for output in self.handles[0]:
+                    yield 0, _checked(output)
             return
         queue: asyncio.Queue[tuple[int, RequestOutput | Exception | None]] = asyncio.Queue(maxsize=len(self.handles))
         pumps = [asyncio.ensure_future(_pump(i, handle, queue)) for i, handle in enumerate(self.handles)]
@@ -132,31 +133,29 @@ class Run:
         self._on_close(self)
 
 
+@contextmanager
+def _engine_faults() -> Iterator[None]:
+    """What reading a handle raises, as GenerationError."""
+    try:
+        yield
+    except GenerationError:
+        raise
+    except Exception as error:  # whatever stopped the engine
+        raise GenerationError("the engine stopped", status=500) from error
+
+
 async def _awaited(handle: RequestHandle) -> RequestOutput:
-    try:
+    with _engine_faults():
         return await handle.aresult()
-    except GenerationError:
-        raise
-    except Exception as error:  # whatever stopped the engine
-        raise GenerationError("the engine stopped", status=500) from error
-
-
-async def _outputs(handle: RequestHandle) -> AsyncIterator[RequestOutput]:
-    try:
-        async for output in handle:
-            yield output
-    except GenerationError:
-        raise
-    except Exception as error:  # whatever stopped the engine
-        raise GenerationError("the engine stopped", status=500) from error
 
 
 async def _pump(
     number: int, handle: RequestHandle, queue: asyncio.Queue[tuple[int, RequestOutput | Exception | None]]
 ) -> None:
     try:
-        async for output in _outputs(handle):
-            await queue.put((number, output))
+        with _engine_faults():
+            async for output in handle:
+                await queue.put((number, output))
     except GenerationError as error:
         await queue.put((number, error))
         return

@@ -21,6 +21,7 @@ EVENTS = b"text/event-stream; charset=utf-8"
 _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # no proxy may hold events back
 # Line ends of Unicode that JSON need not escape, and at which some clients split a stream's lines.
 _LINE_ENDS = str.maketrans({mark: f"\\u{ord(mark):04x}" for mark in "\x85\u2028\u2029"})
+_NO_CHOICES = '"choices":[]'
 CLIENT_CLOSED = 499  # nobody reads it; access logs show it
 
 
@@ -28,9 +29,21 @@ class ClientGoneError(ReplaySSMError):
     """The client closed its connection before the answer was ready."""
 
 
-def event(part: BaseModel, *, leave_out: frozenset[str] = frozenset()) -> str:
-    """One server-sent event, its data on one line. leave_out: fields that this stream does not have."""
-    data = part.model_dump_json(exclude=set(leave_out))
+class Shell:
+    """The JSON of a response or chunk around its choices: the same in all chunks of a stream, and written once."""
+
+    def __init__(self, part: BaseModel, *, leave_out: frozenset[str] = frozenset()) -> None:
+        """part: with no choices yet. leave_out: fields that this stream does not have."""
+        self._head, empty, self._tail = part.model_dump_json(exclude=set(leave_out)).partition(_NO_CHOICES)
+        assert empty, "a list without choices; text has its quotes escaped and never looks like one"
+
+    def around(self, *choices: str) -> str:
+        """The whole. choices: JSON of each."""
+        return f'{self._head}"choices":[{",".join(choices)}]{self._tail}'
+
+
+def event(data: str) -> str:
+    """One server-sent event, its data (JSON) on one line."""
     return f"data: {data if data.isascii() else data.translate(_LINE_ENDS)}\n\n"
 
 

@@ -29,7 +29,7 @@ def test_pieces_make_the_whole(count: int) -> None:
 @pytest.mark.parametrize("text", ["a\u2028b", "\u2029", "\x85\x0b\x0c\x1c\x1d\x1e\r\n", "é\u2028 €"])
 def test_an_event_is_one_line_however_a_client_splits_lines(text: str) -> None:
     part = CompletionChoice(index=0, text=text, finish_reason=None)
-    (line,) = [line for line in event(part).splitlines() if line]
+    (line,) = [line for line in event(part.model_dump_json()).splitlines() if line]
     assert json.loads(line.removeprefix("data: "))["text"] == text
 
 

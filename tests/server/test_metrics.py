@@ -81,11 +81,9 @@ def test_counters_are_the_engines_and_latencies_the_servers() -> None:
 
 def test_the_queue_time_ends_with_the_first_slot_and_the_first_token_stays_the_first() -> None:
     times = RequestTimes()
-    times.admit()
-    times.emit()
+    times = times.after_admission().after_token()
     first = (times.admitted, times.first_token)
-    times.admit()  # after a preemption
-    times.emit()
+    times = times.after_admission().after_token()  # after a preemption
     assert (times.admitted, times.first_token) == first and times.finished is None
 
 
