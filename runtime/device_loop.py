@@ -148,7 +148,7 @@ class DeviceLoop:
             if choice.take(token):
                 break
         if emitted:
-            choice.request.times.emit()
+            choice.request.times = choice.request.times.after_token()
         if report.broken:
             choice.output.finish(FinishReason.ERROR, NOT_A_NUMBER)
         choice.pending = self._meter.decode_row(choice.pending, report.num_tokens, emitted)

@@ -251,7 +251,7 @@ class Engine:
                     raise  # nothing of ours will ever free a slot
                 break
             self._scheduler.place(choice, slot)
-            choice.request.times.admit()
+            choice.request.times = choice.request.times.after_admission()
             if new and choice.prefilled:
                 begun.append(choice)
         self._runner.catch_up(begun)

@@ -47,7 +47,9 @@ class RequestHandle:
         self._abort = abort
         self._version = 0
         self._error: BaseException | None = None
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._blocked = 0  # threads that wait for it
         self._waiters: list[_Waiter] = []
 
     @property
@@ -82,8 +84,8 @@ class RequestHandle:
 
     def result(self, timeout: float | None = None) -> RequestOutput:
         """Wait for the end -> the last output. timeout in seconds: TimeoutError. Raises what stopped the engine."""
-        with self._changed:
-            if not self._changed.wait_for(lambda: self.finished, timeout):
+        with self._lock:
+            if not self._wait_for(lambda: self.finished, timeout):
                 raise TimeoutError(f"request {self.request_id}: not finished after {timeout} s")
         return self._last()
 
@@ -99,8 +101,8 @@ class RequestHandle:
     def __iter__(self) -> Iterator[RequestOutput]:
         reader = _Reader(self)
         while True:
-            with self._changed:
-                self._changed.wait_for(reader.has_news)
+            with self._lock:
+                self._wait_for(reader.has_news)
             yield reader.take()
             if reader.done:
                 return
@@ -125,12 +127,21 @@ class RequestHandle:
         wakes.send()
 
     def _advance(self, output: RequestOutput, error: BaseException | None, wakes: Wakes) -> None:
-        with self._changed:
+        with self._lock:
             self._output, self._error = output, error
             self._version += 1
-            self._changed.notify_all()
+            if self._blocked:
+                self._changed.notify_all()
             waiters, self._waiters = self._waiters, []
         wakes.add(waiters)
+
+    def _wait_for(self, condition: Callable[[], bool], timeout: float | None = None) -> bool:
+        """Block until the condition holds; the caller has the lock."""
+        self._blocked += 1
+        try:
+            return self._changed.wait_for(condition, timeout)
+        finally:
+            self._blocked -= 1
 
     def _last(self) -> RequestOutput:
         if self._error is not None:
@@ -140,7 +151,7 @@ class RequestHandle:
     async def _wait(self, version: int) -> None:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
-        with self._changed:
+        with self._lock:
             if self._version != version:
                 return
             self._waiters.append((loop, future))
@@ -160,9 +171,10 @@ class _Reader:
         return self._handle._version != self.version or self._handle.finished
 
     def take(self) -> RequestOutput:
-        with self._handle._changed:
-            self.version = self._handle._version
-            output = self._handle._last()
+        handle = self._handle
+        with handle._lock:
+            self.version = handle._version
+            output = handle._last()
         output = output.after(self._previous)
         self._previous = output
         self.done = output.finished

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeVar
@@ -142,29 +142,37 @@ class EngineLoop:
         self._cancel(ending)
         if closing:
             return False
-        self._publish([request_output(request) for request in self._shown(self._engine.step())])
+        self._tell(self._engine.step())
         return True
 
     def _cancel(self, request_ids: Sequence[int]) -> None:
-        outputs = [self._engine.cancel(request_id) for request_id in request_ids]
-        self._publish([output for output in outputs if output is not None])
+        for request_id in request_ids:
+            output = self._engine.cancel(request_id)
+            (handle,) = self._handles_of([request_id])
+            if output is not None and handle is not None:
+                self._publish([(handle, output)])
 
-    def _shown(self, moved: Sequence[Request]) -> list[Request]:
-        """Of requests that moved those whose readers want to know."""
-        with self._wake:
-            handles = [self._handles.get(request.request_id) for request in moved]
-        return [r for r, h in zip(moved, handles, strict=True) if h is not None and (h.streaming or r.finished)]
+    def _tell(self, moved: Sequence[Request]) -> None:
+        """Requests have moved: whoever reads them gets to know."""
+        pairs = zip(self._handles_of([request.request_id for request in moved]), moved, strict=True)
+        told = ((h, r) for h, r in pairs if h is not None and (h.streaming or r.finished))
+        self._publish((handle, request_output(request)) for handle, request in told)
 
-    def _publish(self, outputs: Sequence[RequestOutput]) -> None:
-        """Give outputs to their handles, all of a step before any reader in an event loop wakes: a reader that woke
-        earlier would contend for the interpreter with the rest."""
+    def _handles_of(self, request_ids: Sequence[int]) -> list[RequestHandle | None]:
         with self._wake:
-            handles = [self._handles.get(output.request_id) for output in outputs]
-            for output in outputs:
-                if output.finished:
-                    self._handles.pop(output.request_id, None)
-        wakes = Wakes()
-        for output, handle in zip(outputs, handles, strict=True):
-            if handle is not None:
-                handle.publish(output, wakes)
+            return [self._handles.get(request_id) for request_id in request_ids]
+
+    def _publish(self, news: Iterable[tuple[RequestHandle, RequestOutput]]) -> None:
+        """Outputs to their handles, all of a step before any reader in an event loop wakes: one that woke earlier would
+        contend for the interpreter with the rest. news: made one by one, each output taking the place of the one before
+        it, so that the garbage collector, which counts what is made and not yet gone, sees nothing of a step.
+        """
+        wakes, ended = Wakes(), []
+        for handle, output in news:
+            handle.publish(output, wakes)
+            if output.finished:
+                ended.append(output.request_id)
+        with self._wake:
+            for request_id in ended:
+                self._handles.pop(request_id, None)
         wakes.send()

@@ -217,7 +217,7 @@ class StepRunner:
         emitted = len(choice.output.token_ids) - before
         self._stats.output_tokens += emitted
         if emitted:
-            choice.request.times.emit()
+            choice.request.times = choice.request.times.after_token()
         return emitted
 
     def _verify(self, choice: Choice, logits: Logits) -> None:

@@ -185,7 +185,7 @@ class Scheduler:
         choice.slot = None
         choice.state = RequestState.FINISHED
         if choice.request.finished:
-            choice.request.times.finish()
+            choice.request.times = choice.request.times.after_end()
 
     def check_integrity(self) -> None:
         """Raise InvariantError when two residents share a slot, or a choice is in a queue its state denies."""

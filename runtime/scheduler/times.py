@@ -3,30 +3,26 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class RequestTimes:
-    """Moments of `time.monotonic`, in seconds; None: not yet."""
+    """Moments of `time.monotonic`, in seconds; None: not yet. A value: what was published stays as it was."""
 
     arrived: float = field(default_factory=time.monotonic)
     admitted: float | None = None
     first_token: float | None = None
     finished: float | None = None
 
-    def copy(self) -> RequestTimes:
-        """The moments so far."""
-        return RequestTimes(self.arrived, self.admitted, self.first_token, self.finished)
-
-    def admit(self) -> None:
+    def after_admission(self) -> RequestTimes:
         """The request got its first slot; later slots, after a preemption, do not count."""
-        self.admitted = self.admitted or time.monotonic()
+        return self if self.admitted is not None else replace(self, admitted=time.monotonic())
 
-    def emit(self) -> None:
+    def after_token(self) -> RequestTimes:
         """The request emitted a token."""
-        self.first_token = self.first_token or time.monotonic()
+        return self if self.first_token is not None else replace(self, first_token=time.monotonic())
 
-    def finish(self) -> None:
+    def after_end(self) -> RequestTimes:
         """Its last choice ended."""
-        self.finished = time.monotonic()
+        return replace(self, finished=time.monotonic())

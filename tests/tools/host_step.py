@@ -5,15 +5,18 @@
 way: engine (its steps alone), whole (LLM.generate), stream (LLM.generate_async, each handle iterated over in one event
 loop), server (streams of /v1/completions over HTTP; the clients are a process of their own). --emitted 1,4,2: tokens
 of a row's steps, in turn. --ms: what a step takes on the device; then `step` shows what a step takes altogether, and
-`late` the share of launches that found the device without work. --parts: CPU time of the engine's thread by part.
+`late` the share of launches that found the device without work. `seen`: outputs that readers took a step and row; a
+reader that comes late takes two in one, so that only with enough --ms its thread's time is that of every step's output.
+--parts: CPU time of the engine's thread by part. `gc`: the collector's part of all threads.
 
-CPU time of a thread hardly depends on what else the machine does; `step` does.
+CPU time of a thread hardly depends on what else the machine does; `step`, `late` and `seen` do.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import json
 import socket
 import subprocess
@@ -31,7 +34,8 @@ import numpy as np
 from tests.runtime.harness import Bench, bench
 from tests.runtime.idle_steps import IdleSteps
 from tests.server.harness import NAME, QWEN, live, service
-from trtllm_replayssm.runtime.llm import LLM, SamplingParams
+from trtllm_replayssm.runtime.handle import _Reader
+from trtllm_replayssm.runtime.llm import LLM, RequestOutput, SamplingParams
 from trtllm_replayssm.runtime.text.tokenizer import load_tokenizer
 
 VOCAB = 8192
@@ -62,7 +66,15 @@ class Watch:
     """CPU time of threads between the moments at which all rows have begun and the first one is about to end."""
 
     def __init__(self, engine: Any, threads: dict[str, Callable[[], float]]) -> None:
-        self._engine, self._threads = engine, threads
+        self._engine, self._threads, self._seen = engine, threads, 0
+        self._collected = self._began = 0.0
+        gc.callbacks.append(self._collects)
+
+    def _collects(self, phase: str, info: dict[str, int]) -> None:
+        if phase == "start":
+            self._began = time.thread_time()
+        else:
+            self._collected += time.thread_time() - self._began
 
     def read(self) -> tuple[int, float, dict[str, float]]:
         return self._engine.stats.steps, time.perf_counter(), {name: cpu() for name, cpu in self._threads.items()}
@@ -71,13 +83,26 @@ class Watch:
         """ms a step, over half of the steps behind the first one of all rows."""
         while self._engine.stats.output_tokens < 4 * options.rows or self._engine.load().running < options.rows:
             time.sleep(0.002)
-        begin, late = self.read(), steps.late
+        begin, late, seen, collected = self.read(), steps.late, self._seen, self._collected
         while self._engine.stats.steps < begin[0] + options.tokens // (1 + steps.max_draft_len) // 2:
             time.sleep(0.002)
         end = self.read()
         count = end[0] - begin[0]
         found = {name: 1e3 * (end[2][name] - begin[2][name]) / count for name in self._threads}
-        return {**found, "step": 1e3 * (end[1] - begin[1]) / count, "late": (steps.late - late) / count}
+        return {
+            **found, "step": 1e3 * (end[1] - begin[1]) / count, "late": (steps.late - late) / count,
+            "seen": (self._seen - seen) / count / options.rows, "gc": 1e3 * (self._collected - collected) / count,
+        }  # fmt: skip
+
+    def count(self) -> None:
+        """From now on count outputs that readers take."""
+        take = _Reader.take
+
+        def counted(reader: _Reader) -> RequestOutput:
+            self._seen += 1
+            return take(reader)
+
+        _Reader.take = counted  # type: ignore[method-assign]
 
 
 def cpu_of(thread: threading.Thread) -> Callable[[], float]:
@@ -126,6 +151,7 @@ def run_llm(options: argparse.Namespace, steps: IdleSteps, *, streaming: bool) -
         reader = threading.Thread(target=lambda: asyncio.run(clients()), name="readers")
         reader.start()
         watch = Watch(llm._engine, {"engine": cpu_of(thread("replayssm-engine")), "loop": cpu_of(reader)})
+        watch.count()
         found = watch.run(options, steps)
         reader.join()
     return found
@@ -137,6 +163,7 @@ def run_server(options: argparse.Namespace, steps: IdleSteps) -> dict[str, float
         body = json.dumps({"model": NAME, "prompt": [1] * PROMPT, "stream": True, **settings(options)})
         loop = next(t for t in threading.enumerate() if "run" in t.name)
         watch = Watch(llm._engine, {"engine": cpu_of(thread("replayssm-engine")), "loop": cpu_of(loop)})
+        watch.count()
         reader = subprocess.Popen(
             [sys.executable, "-m", "tests.tools.host_step", "--read", url.rpartition(":")[2], "--rows",
              str(options.rows)], stdin=subprocess.PIPE, text=True,
@@ -192,12 +219,12 @@ def parts(found: Counter[str]) -> Iterator[None]:
     def timed(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(function)
         def call(*args: Any, **more: Any) -> Any:
-            begin = time.perf_counter()
+            begin = time.thread_time()
             open_parts.append(0.0)
             try:
                 return function(*args, **more)
             finally:
-                spent = time.perf_counter() - begin
+                spent = time.thread_time() - begin
                 found[name] += spent - open_parts.pop()
                 if open_parts:
                     open_parts[-1] += spent
