@@ -50,8 +50,8 @@ class Steps(Protocol):
         """A token for each request, from logits [V] on the host."""
         ...
 
-    def launch(self, slots: Sequence[int], mode: SamplingMode) -> None:
-        """Run one step of these slots without waiting for it."""
+    def launch(self, slots: Sequence[int], mode: SamplingMode) -> bool:
+        """Run one step of these slots without waiting for it -> whether the device was waiting for it."""
         ...
 
     def read(self) -> list[RowReport]:
@@ -95,7 +95,9 @@ class DeviceLoop:
         self._flight = [choice for choice in choices if choice not in last]
         if self._flight:
             mode = max([self._present[choice] for choice in self._flight])
-            self._steps.launch([choice.held for choice in self._flight], mode)
+            late = self._steps.launch([choice.held for choice in self._flight], mode)
+            self._stats.launches += 1
+            self._stats.late_launches += late
         return self._taken(flown)
 
     def first_tokens(self, starts: Sequence[tuple[Choice, Logits]]) -> dict[Choice, int]:

@@ -50,9 +50,10 @@ class SharedSteps:
         """See `Steps.draw`: registers of its own, so the first rank does it alone."""
         return self._own.draw(entries, logits, mode)
 
-    def launch(self, slots: Sequence[int], mode: SamplingMode) -> None:
-        """See `Steps.launch`."""
-        self._session.call_part(_NAME, "launch", list(slots), mode)
+    def launch(self, slots: Sequence[int], mode: SamplingMode) -> bool:
+        """See `Steps.launch`: the first rank's answer."""
+        late: bool = self._session.call_part(_NAME, "launch", list(slots), mode)
+        return late
 
     def read(self) -> list[RowReport]:
         """See `Steps.read`."""

@@ -39,6 +39,8 @@ class EngineStats:
     steps: engine steps that ran something. prompt_tokens, output_tokens: absorbed and emitted. decode_rows: rows of
     decode steps. drafted_tokens, accepted_tokens: drafts shown to the model and drafts that were emitted.
     acceptance: decode rows by the number of tokens they emitted. flushes: rows whose step folded its window.
+    launches: steps of the device loop; late_launches: those that came when the one before had ended, so that the device
+    waited for the host.
     state_bytes, conventional_bytes: recurrent-state traffic of the decode rows over all SSM layers, as kept here and
     as a kernel that reads and writes the state in each step would move it. prefix: of the prefix cache.
     """
@@ -51,6 +53,8 @@ class EngineStats:
     accepted_tokens: int = 0
     flushes: int = 0
     preemptions: int = 0
+    launches: int = 0
+    late_launches: int = 0
     state_bytes: int = 0
     conventional_bytes: int = 0
     acceptance: Counter[int] = field(default_factory=Counter)
@@ -75,6 +79,8 @@ class EngineStats:
             "mean_acceptance_length": self.mean_acceptance_length,
             "flushes": self.flushes,
             "preemptions": self.preemptions,
+            "launches": self.launches,
+            "late_launches": self.late_launches,
             "state_bytes": self.state_bytes,
             "conventional_bytes": self.conventional_bytes,
             **self.prefix.as_dict(),

@@ -61,6 +61,11 @@ class _Flight:
     report: Tensor
     done: torch.cuda.Event | None
 
+    @property
+    def ended(self) -> bool:
+        """Whether the device is known to have ended it: what runs on a CPU has ended, and nothing waits there."""
+        return self.done is not None and bool(self.done.query())
+
 
 class DeviceSteps:
     """See the module. One per engine; one thread owns it."""
@@ -132,8 +137,10 @@ class DeviceSteps:
         return tokens
 
     @torch.inference_mode()
-    def launch(self, slots: Sequence[int], mode: SamplingMode) -> None:
-        """Run one step of these slots, in order, without waiting. `read` must have caught up to one launch."""
+    def launch(self, slots: Sequence[int], mode: SamplingMode) -> bool:
+        """Run one step of these slots, in order, without waiting -> whether the device had ended the launch in flight,
+        and waited for this one. `read` must have caught up to one launch.
+        """
         if len(self._flights) >= IN_FLIGHT:
             raise ContractError("launch", "step", expected=f"fewer than {IN_FLIGHT} launches in flight", got="no read")
         rows = self._rows_for(slots)
@@ -141,8 +148,10 @@ class DeviceSteps:
         if bucket is None:
             raise ContractError("launch", "slots", expected=f"at most {self._buckets[-1]} rows", got=rows)
         program = self._program(_Shape(bucket, next(known for known in self._modes if known >= mode)))
+        late = bool(self._flights) and self._flights[-1].ended
         self._flights.append(program.launch(slots, self._launches % IN_FLIGHT))
         self._launches += 1
+        return late
 
     def read(self) -> list[RowReport]:
         """What the oldest launch in flight emitted, row by row; waits for that launch alone."""

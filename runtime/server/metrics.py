@@ -20,6 +20,8 @@ _COUNTERS = {
     "accepted_tokens": "Draft tokens that were emitted.",
     "flushes": "Rows whose step folded its window into the checkpoint.",
     "preemptions": "Slots moved to host memory.",
+    "launches": "Steps of the loop that runs one step ahead on the device.",
+    "late_launches": "Those that came when the device had ended the one before and waited.",
     "prefix_lookups": "Prompts looked up in the prefix cache.",
     "prefix_hits": "Prompts that began at a snapshot.",
     "prefix_hit_tokens": "Prompt tokens that came from the prefix cache.",

@@ -13,6 +13,7 @@ from trtllm_replayssm.bench.throughput.drive import Traffic
 from trtllm_replayssm.bench.throughput.report import (
     RequestRecord,
     acceptance_fields,
+    host_fields,
     percentiles,
     performance_fields,
 )
@@ -115,6 +116,11 @@ def test_acceptance_is_a_histogram_of_steps() -> None:
     assert stats["acceptance_length"] == 3.25 and stats["acceptance_length_histogram"] == {"1": 1, "4": 3}
     assert stats["acceptance_length_percentiles"]["p50"] == 4
     assert acceptance_fields({1: 8}, 0, None) == {} == acceptance_fields({}, 3, "MTP")
+
+
+def test_the_host_is_told_by_the_launches_that_the_device_waited_for() -> None:
+    assert host_fields(40, 10) == {"host": {"launches": 40, "late_launch_share": 0.25}}
+    assert host_fields(0, 0) == {}
 
 
 def output(ids: list[int]) -> RequestOutput:

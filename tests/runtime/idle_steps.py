@@ -13,15 +13,17 @@ class IdleSteps:
     """Implements `device_loop.Steps`. Every request goes on through `text`, from a place of its own.
 
     emitted: tokens of a row's steps, in turn; a step runs 1 + max_draft_len tokens. seconds: what a step takes on the
-    device; a read waits for the end of its launch, and launches run one after the other.
+    device; a read waits for the end of its launch, and launches run one after the other. yields: how often a launch
+    lets other threads have the interpreter, as calls of torch do.
     """
 
-    def __init__(self, text: Sequence[int], *, emitted: Sequence[int] = (1,), seconds: float = 0.0) -> None:
+    def __init__(
+        self, text: Sequence[int], *, emitted: Sequence[int] = (1,), seconds: float = 0.0, yields: int = 0
+    ) -> None:
         self.max_draft_len = max(emitted) - 1
         self.waited = 0.0  # seconds that reads waited
-        self.late = 0  # launches that came when the device had nothing left to do
         self._text, self._count = [*text, *text[: max(emitted)]], len(text)
-        self._emitted, self._seconds = emitted, seconds
+        self._emitted, self._seconds, self._yields = emitted, seconds, yields
         self._room: dict[int, int] = {}
         self._place: dict[int, int] = {}
         self._flights: list[tuple[float, list[RowReport]]] = []
@@ -39,12 +41,15 @@ class IdleSteps:
     def draw(self, entries: Sequence[DeviceEntry], logits: Sequence[Logits], mode: SamplingMode) -> list[int]:
         return [self._text[0]] * len(entries)
 
-    def launch(self, slots: Sequence[int], mode: SamplingMode) -> None:
+    def launch(self, slots: Sequence[int], mode: SamplingMode) -> bool:
+        for _ in range(self._yields):
+            time.sleep(0)
         now = time.perf_counter()
-        self.late += now > self._ready
+        late = bool(self._flights) and now > self._ready
         self._ready = max(now, self._ready) + self._seconds
         self._launches += 1
         self._flights.append((self._ready, [self._report(slot, i) for i, slot in enumerate(slots)]))
+        return late
 
     def read(self) -> list[RowReport]:
         ready, reports = self._flights.pop(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,11 +10,14 @@ import pytest
 from tests.runtime.fake_session import failing, hash_model
 from tests.runtime.harness import DRAFTERS, VOCAB, Bench, PieceTokenizer, bench, noisy, scripted
 from trtllm_replayssm import LLM, SamplingParams
+from trtllm_replayssm.runtime.device.entry import DeviceEntry, SamplingMode
+from trtllm_replayssm.runtime.device.steps import DeviceSteps
 from trtllm_replayssm.runtime.outputs import CompletionOutput
 from trtllm_replayssm.runtime.prefix.settings import PrefixConfig
 from trtllm_replayssm.runtime.scheduler.output import EndRules
 from trtllm_replayssm.runtime.scheduler.request import Request
 from trtllm_replayssm.runtime.scheduler.scheduler import Scheduler, SchedulerConfig
+from trtllm_replayssm.runtime.session.base import PrefillChunk
 from trtllm_replayssm.runtime.speculative.drafter import Draft
 
 KINDS = DRAFTERS
@@ -185,6 +189,27 @@ def test_everything_is_made_before_the_first_request() -> None:
     with LLM.from_engine(machine.engine) as llm:
         output = llm.generate([1, 2], SamplingParams(max_tokens=4, end_id=-1, detokenize=False), use_tqdm=False)
     assert made == ["warm-up"] and output.outputs[0].length == 4  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_launch_says_whether_the_device_had_ended_the_one_in_flight(ended: bool) -> None:
+    class Event:
+        def query(self) -> bool:
+            return ended
+
+    machine = bench("plain", ahead=True)
+    steps = machine.engine._steps
+    assert isinstance(steps, DeviceSteps)
+    slot = machine.session.allocate(0)
+    machine.session.prefill([PrefillChunk(slot, (1, 2), True)])
+    entry = DeviceEntry(
+        slot=slot, tokens=[1, 2, 3], room=9, stop_ids=[], seed=0, drafts=(), q=None, greedy=True, temperature=1.0,
+        top_k=0, top_p=1.0, min_p=0.0,
+    )  # fmt: skip
+    steps.enter([entry])
+    assert steps.launch([slot], SamplingMode.GREEDY) is False  # nothing was in flight
+    steps._flights = [replace(flight, done=Event()) for flight in steps._flights]  # type: ignore[type-var]
+    assert steps.launch([slot], SamplingMode.GREEDY) is ended
 
 
 def test_drafts_that_the_host_does_not_see_count_in_the_plan() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -13,6 +13,7 @@ import pytest
 from tests.runtime.harness import Bench, PieceTokenizer, bench
 from tests.runtime.idle_steps import IdleSteps
 from trtllm_replayssm.runtime import traffic_meter
+from trtllm_replayssm.runtime.device.entry import SamplingMode
 from trtllm_replayssm.runtime.llm import LLM, RequestOutput, SamplingParams
 from trtllm_replayssm.runtime.text.growing import GrowingText
 
@@ -27,6 +28,14 @@ def machine(rows: int, tokens: int, emitted: tuple[int, ...] = (1,)) -> Bench:
         vocab=64, eos_ids=(), slots=rows, max_seq_len=tokens + 8, draft_len=max(3, steps.max_draft_len), ahead=True,
         steps=steps, tokenizer=WORDS, debug=False,
     )  # fmt: skip
+
+
+class Waits(IdleSteps):
+    """Of every three launches the device has waited for the last one."""
+
+    def launch(self, slots: Sequence[int], mode: SamplingMode) -> bool:
+        super().launch(slots, mode)
+        return self._launches % 3 == 0
 
 
 def streams(rows: int, tokens: int, look: Callable[[RequestOutput], Any]) -> list[list[Any]]:
@@ -51,6 +60,14 @@ def test_tokens_of_a_device_that_computes_nothing_arrive_whole(emitted: tuple[in
     for number, output in driver.run().items():
         begin = 31 * number % len(TEXT)
         assert output.outputs[0].token_ids[1:] == [TEXT[(begin + i) % len(TEXT)] for i in range(49)]
+
+
+def test_launches_that_the_device_waited_for_are_counted() -> None:
+    driver = bench(vocab=64, eos_ids=(), slots=2, ahead=True, steps=Waits(TEXT), tokenizer=WORDS)
+    driver.add([1], max_tokens=31, temperature=0.0)
+    driver.run()
+    stats = driver.engine.stats.as_dict()
+    assert (stats["launches"], stats["late_launches"]) == (30, 10)
 
 
 def test_bytes_of_rows_alike_are_worked_out_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,8 @@ loop), server (streams of /v1/completions over HTTP; the clients are a process o
 of a row's steps, in turn. --ms: what a step takes on the device; then `step` shows what a step takes altogether, and
 `late` the share of launches that found the device without work. `seen`: outputs that readers took a step and row; a
 reader that comes late takes two in one, so that only with enough --ms its thread's time is that of every step's output.
---parts: CPU time of the engine's thread by part. `gc`: the collector's part of all threads.
+--switch: ms after which a thread that computes lets another one. --parts: CPU time of the engine's thread by part.
+`gc`: the collector's part of all threads.
 
 CPU time of a thread hardly depends on what else the machine does; `step`, `late` and `seen` do.
 """
@@ -83,14 +84,16 @@ class Watch:
         """ms a step, over half of the steps behind the first one of all rows."""
         while self._engine.stats.output_tokens < 4 * options.rows or self._engine.load().running < options.rows:
             time.sleep(0.002)
-        begin, late, seen, collected = self.read(), steps.late, self._seen, self._collected
+        begin, late = self.read(), self._engine.stats.late_launches
+        seen, collected = self._seen, self._collected
         while self._engine.stats.steps < begin[0] + options.tokens // (1 + steps.max_draft_len) // 2:
             time.sleep(0.002)
         end = self.read()
         count = end[0] - begin[0]
         found = {name: 1e3 * (end[2][name] - begin[2][name]) / count for name in self._threads}
         return {
-            **found, "step": 1e3 * (end[1] - begin[1]) / count, "late": (steps.late - late) / count,
+            **found, "step": 1e3 * (end[1] - begin[1]) / count,
+            "late": (self._engine.stats.late_launches - late) / count,
             "seen": (self._seen - seen) / count / options.rows, "gc": 1e3 * (self._collected - collected) / count,
         }  # fmt: skip
 
@@ -258,12 +261,14 @@ def main() -> None:
     parser.add_argument("--stop", action="store_true")
     parser.add_argument("--sampled", action="store_true")
     parser.add_argument("--parts", action="store_true")
+    parser.add_argument("--switch", type=float, default=5.0)
     parser.add_argument("--read", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.read is not None:
         return read(options.read, options.rows)
+    sys.setswitchinterval(options.switch / 1e3)
     text = load_tokenizer(QWEN).encode(SOURCE, add_special_tokens=False)
-    steps = IdleSteps(text, emitted=[int(n) for n in options.emitted.split(",")], seconds=options.ms / 1e3)
+    steps = IdleSteps(text, emitted=[int(n) for n in options.emitted.split(",")], seconds=options.ms / 1e3, yields=6)
     ways: dict[str, Callable[[], dict[str, float]]] = {
         "engine": lambda: run_engine(options, steps), "server": lambda: run_server(options, steps),
         "whole": lambda: run_llm(options, steps, streaming=False),

@@ -79,6 +79,14 @@ def acceptance_fields(acceptance: Mapping[int, int], draft_len: int, mode: str |
     }  # fmt: skip
 
 
+def host_fields(launches: int, late: int) -> dict[str, Any]:
+    """host: steps of the loop that runs one ahead on the device, and the share of them that the device waited for.
+
+    Empty where no step ran that way.
+    """
+    return {"host": {"launches": launches, "late_launch_share": late / launches}} if launches else {}
+
+
 def performance_fields(records: Sequence[RequestRecord]) -> dict[str, Any]:
     """request_info, performance, streaming_metrics and dataset of one device."""
     first, last = min(r.arrived for r in records), max(r.finished for r in records)

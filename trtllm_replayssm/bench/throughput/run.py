@@ -10,7 +10,7 @@ from trtllm_replayssm._version import __version__
 from trtllm_replayssm.bench.throughput.compare import Comparison, compare, margin_of
 from trtllm_replayssm.bench.throughput.dataset import BenchRequest
 from trtllm_replayssm.bench.throughput.drive import Traffic, drive
-from trtllm_replayssm.bench.throughput.report import RequestRecord, acceptance_fields, performance_fields
+from trtllm_replayssm.bench.throughput.report import RequestRecord, acceptance_fields, host_fields, performance_fields
 from trtllm_replayssm.config import ReplayConfig
 from trtllm_replayssm.errors import InvariantError
 from trtllm_replayssm.runtime.llm import LLM, MTPDecodingConfig, NGramDecodingConfig
@@ -71,6 +71,7 @@ def _run(setup: ThroughputSetup, llm: LLM, requests: Sequence[BenchRequest], tra
         drive(llm, requests[: setup.warm_up], Traffic(concurrency=traffic.concurrency))
     before = llm.stats()
     outputs = drive(llm, requests, traffic)
+    after = llm.stats()
     for output, request in zip(outputs, requests, strict=True):
         choice = output.outputs[0]
         if choice.finish_reason != "length" or choice.length != request.output_tokens:
@@ -79,10 +80,11 @@ def _run(setup: ThroughputSetup, llm: LLM, requests: Sequence[BenchRequest], tra
                 got=f"{choice.length} tokens, {choice.finish_reason} {choice.error or ''}".strip(),
             )  # fmt: skip
     drafts = 0 if setup.speculative is None else setup.speculative.draft_len
-    acceptance = _gained(before["acceptance"], llm.stats()["acceptance"])
+    acceptance = _gained(before["acceptance"], after["acceptance"])
     fields = {
         **performance_fields([RequestRecord.of(output) for output in outputs]),
         **acceptance_fields(acceptance, drafts, _mode(setup.speculative)),
+        **host_fields(*(_count(after, name) - _count(before, name) for name in ("launches", "late_launches"))),
     }
     return CacheRun(outputs=outputs, fields=fields)
 
@@ -108,6 +110,12 @@ def _against(replay: CacheRun, conventional: CacheRun, equality: Comparison) -> 
         "conventional": conventional.fields, "text_equality": equality.fields(),
         "speed_up_over_conventional": ours / theirs if equality.green else None,
     }  # fmt: skip
+
+
+def _count(stats: Mapping[str, object], name: str) -> int:
+    count = stats[name]
+    assert isinstance(count, int), "a counter"
+    return count
 
 
 def _gained(before: object, after: object) -> dict[int, int]:
