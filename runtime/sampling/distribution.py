@@ -12,10 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trtllm_replayssm.errors import RequestError
+from trtllm_replayssm.runtime.sampling.leaders import leaders
 from trtllm_replayssm.runtime.sampling.mask import GuardedMask
 from trtllm_replayssm.runtime.sampling.params import SamplingParams
 
 NOT_A_NUMBER = "the model's logits are not finite"
+
+_FIRST_TRIED = 256  # tokens that are sorted first for top-p
 
 Scores = NDArray[np.float64]
 Logits = NDArray[np.float32]
@@ -134,19 +137,24 @@ def probabilities(scores: Scores, params: SamplingParams) -> Scores:
 
 def _best(weights: Scores, k: int) -> NDArray[np.int64]:
     """Ids of the k largest weights, ties towards the lowest id."""
-    threshold = np.partition(weights, weights.size - k)[weights.size - k]
-    above = np.flatnonzero(weights > threshold)
-    equal = np.flatnonzero(weights == threshold)[: k - above.size]
-    return np.concatenate([above, equal])
+    ids = leaders(weights, k)
+    return ids[np.argsort(-weights[ids], kind="stable")[:k]]
 
 
 def _top_p(weights: Scores, top_p: float) -> Scores:
     """Keep the smallest set of best tokens whose probability reaches top_p; always at least one."""
-    support = np.flatnonzero(weights)
-    order = support[np.argsort(-weights[support], kind="stable")]
-    reached = np.cumsum(weights[order] / weights.sum()) >= top_p
-    kept = int(np.argmax(reached)) + 1 if reached.any() else order.size
-    return _keep(weights, order[:kept])
+    total, count = weights.sum(), _FIRST_TRIED
+    while True:
+        count = min(count, weights.size)
+        ids = leaders(weights, count)  # nearly always the set is among the best few, and nothing else need be sorted
+        ids = ids[weights[ids] > 0]  # top-k may have left few
+        order = ids[np.argsort(-weights[ids], kind="stable")]
+        reached = np.cumsum(weights[order] / total) >= top_p
+        if reached.any():
+            return _keep(weights, order[: int(np.argmax(reached)) + 1])
+        if count == weights.size:
+            return weights
+        count *= 16
 
 
 def _keep(weights: Scores, ids: NDArray[np.int64]) -> Scores:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from trtllm_replayssm.runtime.sampling.distribution import Logits
+from trtllm_replayssm.runtime.sampling.leaders import leaders
+
+_BLOCK = 8192  # logits at a time: a float64 copy of all is new memory from the system for each token
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +58,17 @@ class TokenLogprobs(Mapping[int, Logprob]):
 
 def token_logprobs(logits: Logits, token: int, top: int) -> TokenLogprobs:
     """Logits [V] -> the drawn token's entry first, then the `top` best in falling order (lowest id first on ties)."""
-    scores = logits.astype(np.float64)
-    scores -= scores.max()
-    scores -= np.log(np.exp(scores).sum())
-    entries = {token: Logprob(float(scores[token]), int((scores > scores[token]).sum()) + 1)}
-    top = min(top, scores.size)
+    best = float(logits.max())
+    blocks = range(0, logits.size, _BLOCK)
+    total = math.log(sum(float(np.exp(logits[i : i + _BLOCK].astype(np.float64) - best).sum()) for i in blocks))
+    rank = int(np.count_nonzero(logits > logits[token])) + 1
+    entries = {token: Logprob(float(logits[token]) - best - total, rank)}
+    top = min(top, logits.size)
     if top:
-        threshold = np.partition(scores, scores.size - top)[scores.size - top]
-        candidates = np.flatnonzero(scores >= threshold)
-        for best in candidates[np.argsort(-scores[candidates], kind="stable")][:top]:
-            entries.setdefault(int(best), Logprob(float(scores[best]), int((scores > scores[best]).sum()) + 1))
+        ids = leaders(logits, top)
+        order = ids[np.argsort(-logits[ids], kind="stable")]
+        falling = -logits[order]
+        ranks = np.searchsorted(falling, falling[:top], side="left") + 1  # whoever is better is among the leaders
+        for found, logit, place in zip(order[:top].tolist(), logits[order[:top]].tolist(), ranks.tolist(), strict=True):
+            entries.setdefault(found, Logprob(logit - best - total, place))
     return TokenLogprobs(entries)
