@@ -92,6 +92,7 @@ class NarrowTwin:
     slots: int
     seed: int = 3
     asked: UpdateLaunch | None = None  # of the library, instead of its own choice
+    flags: int = 0  # of every update
 
     def __post_init__(self) -> None:
         import torch
@@ -203,7 +204,7 @@ class NarrowTwin:
         tensors |= {"out": out} if self.gdn else {"a": self.a.cuda(), "skip": self.skip.cuda(), "out": out}
         args = _abi.UpdateArgs(
             kind=int(_abi.Kind.GDN if self.gdn else _abi.Kind.MAMBA2), window=self.config.window, layer=LAYER,
-            launch=_abi.LaunchConstants(*([] if self.asked is None else self.asked.numbers)),
+            flags=self.flags, launch=_abi.LaunchConstants(*([] if self.asked is None else self.asked.numbers)),
             **{name: view(tensor) for name, tensor in tensors.items()},
         )  # fmt: skip
         stream = int(torch.cuda.current_stream().cuda_stream)

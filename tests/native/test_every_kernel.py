@@ -27,6 +27,11 @@ FAMILIES = [
     pytest.param(SsmKind.MAMBA2, 80, id="mamba2-80"),
     pytest.param(SsmKind.GDN, 128, id="gdn-128"),
 ]
+SOME_FORMATS = [
+    pytest.param(StateFormat.FLOAT32, StateFormat.FLOAT16, id="float32-float16"),
+    pytest.param(StateFormat.FLOAT16, StateFormat.NVFP4, id="float16-nvfp4"),
+    pytest.param(StateFormat.FP8, None, id="fp8-shared"),
+]
 SETTLED = _abi.UPDATE_PROGRAMMATIC_LAUNCH | _abi.UPDATE_SETTLED_STATE
 FLOAT32 = [  # kernel, tokens, flags, padding rows: plain decoding of GDN has a kernel for few rows and one for more
     *(pytest.param(UpdateKernel.PLAIN, 1, flags, padding, id=f"plain-{count}{how}")
@@ -69,6 +74,24 @@ def test_narrow_states(
     for slot, (h, origin) in enumerate([(16, 5), (3, 9)]):
         twin.admit(slot, h, origin)
     twin.step([1, -1, 0], [tokens, tokens, tokens], tokens=tokens)
+    twin.check_neighbours()
+
+
+@pytest.mark.parametrize("flags", [0, SETTLED], ids=["plain", "settled"])
+@pytest.mark.parametrize(("kind", "head_dim"), [FAMILIES[0], FAMILIES[2]])
+@pytest.mark.parametrize(("recurrence", "read"), SOME_FORMATS)
+def test_narrow_states_of_more_parts_than_ctas(
+    library: _abi.Library, recurrence: StateFormat, read: StateFormat | None, kind: SsmKind, head_dim: int, flags: int
+) -> None:
+    """A head or two are a part, of which Mamba-2's 144 CTAs have four each, GDN's 264 one or two (132 multiprocessors):
+    CTAs that stay go on to others. Rows of all depths.
+    """
+    shape, rows = ssm_shape(kind, heads=8, groups=8, head_dim=head_dim, state_dim=128), 72
+    twin = NarrowTwin(library, shape, config(recurrence, read), "bfloat16", slots=rows, flags=flags)
+    for slot in range(rows):
+        twin.admit(slot, slot % 17, slot % 7)
+    slots = [-1 if row == 40 else rows - 1 - row for row in range(rows)]
+    twin.step(slots, [0 if row == 50 else 1 for row in range(rows)], tokens=1)
     twin.check_neighbours()
 
 
