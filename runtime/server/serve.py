@@ -17,6 +17,7 @@ from trtllm_replayssm.runtime.server.service import Service
 from trtllm_replayssm.runtime.server.settings import ServerSettings
 from trtllm_replayssm.runtime.text.chat_template import ChatTemplate
 
+OBJECTS_OF_STEPS = 50_000  # made and not yet gone before the youngest are walked; 1,024 streams have some 10,000 a step
 _LOG = logging.getLogger(__name__)
 
 
@@ -85,6 +86,17 @@ def serve(llm: LLM, settings: ServerSettings, template: ChatTemplate | None) -> 
     except (UnsupportedError, RequestError) as reason:  # asked again, and answered with it, by requests
         _LOG.info("response_format is not served: %s", reason)
     server = DrainingServer(uvicorn_config(service), service)
-    gc.collect()
-    gc.freeze()  # what was loaded stays: full collections, which hold every thread, need not walk it
+    spare_the_collector()
     server.run()
+
+
+def spare_the_collector() -> None:
+    """Keep the garbage collector, which holds every thread, from what stays and from what goes by itself: of this
+    process, once all is loaded.
+
+    What was loaded is not walked any more. What a step publishes is gone at the next one; thousands of such objects,
+    counted as new ones, would have them walked at every step, and all that lives every few steps.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(OBJECTS_OF_STEPS)

@@ -37,6 +37,7 @@ from tests.runtime.idle_steps import IdleSteps
 from tests.server.harness import NAME, QWEN, live, service
 from trtllm_replayssm.runtime.handle import _Reader
 from trtllm_replayssm.runtime.llm import LLM, RequestOutput, SamplingParams
+from trtllm_replayssm.runtime.server.serve import spare_the_collector
 from trtllm_replayssm.runtime.text.tokenizer import load_tokenizer
 
 VOCAB = 8192
@@ -162,6 +163,7 @@ def run_llm(options: argparse.Namespace, steps: IdleSteps, *, streaming: bool) -
 
 def run_server(options: argparse.Namespace, steps: IdleSteps) -> dict[str, float]:
     driver = machine(options, steps)
+    spare_the_collector()
     with LLM.from_engine(driver.engine) as llm, live(service(llm, max_queue_size=options.rows)) as url:
         body = json.dumps({"model": NAME, "prompt": [1] * PROMPT, "stream": True, **settings(options)})
         loop = next(t for t in threading.enumerate() if "run" in t.name)
