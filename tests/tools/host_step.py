@@ -32,12 +32,11 @@ from typing import Any
 
 import numpy as np
 
+from tests.paths import EXAMPLES
 from tests.runtime.harness import Bench, bench
 from tests.runtime.idle_steps import IdleSteps
-from tests.server.harness import NAME, QWEN, live, service
 from trtllm_replayssm.runtime.handle import _Reader
 from trtllm_replayssm.runtime.llm import LLM, RequestOutput, SamplingParams
-from trtllm_replayssm.runtime.server.serve import spare_the_collector
 from trtllm_replayssm.runtime.text.tokenizer import load_tokenizer
 
 VOCAB = 8192
@@ -46,6 +45,7 @@ SOURCE = (
     "list of records beside it. Prices rose by 3.5 % (2024: 17,250 €), 日本 and naïve café; def f(x): return x\n"
 )
 PROMPT = 128
+QWEN = EXAMPLES / "qwen3_5-tiny-nvfp4"
 
 
 def machine(options: argparse.Namespace, steps: IdleSteps) -> Bench:
@@ -162,6 +162,9 @@ def run_llm(options: argparse.Namespace, steps: IdleSteps, *, streaming: bool) -
 
 
 def run_server(options: argparse.Namespace, steps: IdleSteps) -> dict[str, float]:
+    from tests.server.harness import NAME, live, service  # libraries that the other ways do not need
+    from trtllm_replayssm.runtime.server.serve import spare_the_collector
+
     driver = machine(options, steps)
     spare_the_collector()
     with LLM.from_engine(driver.engine) as llm, live(service(llm, max_queue_size=options.rows)) as url:
