@@ -125,6 +125,15 @@ def test_a_step_of_the_engine_waits_for_nothing_but_the_step_before(kind: str, s
     assert not [n for n in names if n.startswith("cudaMemcpy") and "Async" not in n]
 
 
+def test_a_launch_that_the_device_waited_for_is_counted() -> None:
+    engine = started("plain", {})
+    for _ in range(3):
+        before = engine.stats.launches, engine.stats.late_launches
+        torch.cuda.synchronize()  # nothing is left to do, and the engine has not read it
+        engine.step()
+        assert (engine.stats.launches, engine.stats.late_launches) == (before[0] + 1, before[1] + 1)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_nothing_is_recorded_after_warm_up_and_memory_stays(kind: str) -> None:
     session = open_session()
