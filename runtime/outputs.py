@@ -75,7 +75,7 @@ class Shown:
         return repr(self.text())
 
     def __reduce__(self) -> tuple[type[Shown], tuple[GrowingText]]:
-        return Shown, (GrowingText(self.text()),)  # not what the text has become since
+        return Shown, (self._source.first(self.length),)  # not what the text has become since
 
 
 @dataclass(slots=True, kw_only=True)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 
 class GrowingText:
     """One thread adds; any thread may read what was there at some number of pieces."""
 
     __slots__ = ("_joined", "_pieces")
 
-    def __init__(self, text: str = "") -> None:
-        self._pieces = [text] if text else []
+    def __init__(self, pieces: Iterable[str] = ()) -> None:
+        """pieces: what is there to begin with, none of them empty."""
+        self._pieces = list(pieces)
         self._joined = (0, "")  # a number of pieces and their text: the longest that was asked for
 
     def __len__(self) -> int:
@@ -20,6 +23,10 @@ class GrowingText:
         """Put a piece at the end; an empty one is none."""
         if piece:
             self._pieces.append(piece)
+
+    def first(self, count: int) -> GrowingText:
+        """The first `count` pieces, which grow no more with this text."""
+        return GrowingText(self._pieces[:count])
 
     def upto(self, count: int) -> str:
         """The text of the first `count` pieces."""

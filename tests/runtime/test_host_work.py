@@ -111,7 +111,7 @@ def test_readers_of_what_is_new_join_no_text(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_text_grows_and_what_was_published_does_not() -> None:
-    text = GrowingText("a")
+    text = GrowingText(["a"])
     seen = []
     for piece in ("", "b", "cd", "", "e"):
         text.add(piece)

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
+from collections.abc import Callable
 from typing import Any
 
+import pytest
+
+from tests.runtime.harness import PieceTokenizer
 from trtllm_replayssm.runtime.outputs import RequestOutput, request_output
 from trtllm_replayssm.runtime.sampling.logprobs import Logprob, TokenLogprobs
 from trtllm_replayssm.runtime.sampling.params import SamplingParams
@@ -28,9 +33,12 @@ class CountedList(list[Any]):
         return super().__iter__()
 
 
-def request_of(prompt: list[int], limit: int, logprobs: int | None = None) -> Request:
+def request_of(
+    prompt: list[int], limit: int, logprobs: int | None = None, tokenizer: PieceTokenizer | None = None
+) -> Request:
     rules = EndRules(frozenset(), frozenset(), limit)
-    return Request(7, prompt, SamplingParams(max_tokens=limit, logprobs=logprobs), seed=1, rules=rules)
+    params = SamplingParams(max_tokens=limit, logprobs=logprobs)
+    return Request(7, prompt, params, seed=1, rules=rules, tokenizer=tokenizer)
 
 
 def stream(request: Request, tokens: int) -> list[RequestOutput]:
@@ -63,6 +71,17 @@ def test_an_output_that_travels_holds_its_own_tokens_only() -> None:
     there = pickle.loads(pickle.dumps(first))
     assert there == first and there.outputs[0].token_ids == [0]
     assert there.outputs[0].logprobs is None and there.outputs[0].logprobs_diff == []
+
+
+@pytest.mark.parametrize("travel", [copy.deepcopy, lambda output: pickle.loads(pickle.dumps(output))])
+def test_an_output_that_travels_says_what_was_new_of_its_text(travel: Callable[[RequestOutput], RequestOutput]) -> None:
+    request = request_of([5], 9, tokenizer=PieceTokenizer([b"%d, " % i for i in range(9)]))
+    outputs = stream(request, 4)
+    there = [travel(output) for output in outputs]
+    assert there == outputs
+    assert [output.outputs[0].text for output in there] == ["0, ", "0, 1, ", "0, 1, 2, ", "0, 1, 2, 3, "]
+    assert [output.outputs[0].text_diff for output in there] == ["0, ", "1, ", "2, ", "3, "]
+    assert there[3].after(there[1]).outputs[0].text_diff == "2, 3, "
 
 
 def test_what_a_reader_changes_reaches_neither_the_request_nor_the_next_output() -> None:
