@@ -168,7 +168,9 @@ class Engine:
                 choice.output.finish(FinishReason.CANCELLED)
                 self._snapshots.pop(choice, None)
                 self._runner.release(choice)
-        return request_output(request)
+        output = request_output(request)
+        request.let_go()
+        return output
 
     def output_of(self, request_id: int) -> RequestOutput | None:
         """The output so far of a request that is here, None when it has ended."""

@@ -91,9 +91,11 @@ class RequestHandle:
 
     async def aresult(self) -> RequestOutput:
         """As `result`, without blocking the event loop."""
-        while not self.finished:
-            await self._wait(self._version)
-        return self._last()
+        while True:
+            version = self._version  # before the look: what comes in between then ends the wait
+            if self.finished:
+                return self._last()
+            await self._wait(version)
 
     def __await__(self) -> Generator[Any, None, RequestOutput]:
         return self.aresult().__await__()

@@ -157,6 +157,9 @@ class EngineLoop:
         pairs = zip(self._handles_of([request.request_id for request in moved]), moved, strict=True)
         told = ((h, r) for h, r in pairs if h is not None and (h.streaming or r.finished))
         self._publish((handle, request_output(request)) for handle, request in told)
+        for request in moved:
+            if request.finished:
+                request.let_go()
 
     def _handles_of(self, request_ids: Sequence[int]) -> list[RequestHandle | None]:
         with self._wake:
@@ -168,11 +171,13 @@ class EngineLoop:
         it, so that the garbage collector, which counts what is made and not yet gone, sees nothing of a step.
         """
         wakes, ended = Wakes(), []
-        for handle, output in news:
-            handle.publish(output, wakes)
-            if output.finished:
-                ended.append(output.request_id)
-        with self._wake:
-            for request_id in ended:
-                self._handles.pop(request_id, None)
-        wakes.send()
+        try:
+            for handle, output in news:
+                handle.publish(output, wakes)
+                if output.finished:
+                    ended.append(output.request_id)
+        finally:  # whatever stops it, readers that were told so far have left the handles: nobody else wakes them
+            with self._wake:
+                for request_id in ended:
+                    self._handles.pop(request_id, None)
+            wakes.send()

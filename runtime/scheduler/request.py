@@ -82,6 +82,12 @@ class Request:
         """Whether every choice has ended."""
         return not [choice for choice in self.choices if choice.state is not RequestState.FINISHED]
 
+    def let_go(self) -> None:
+        """It has ended, and nobody asks for it any more: of its choices, which know it, none is kept, so that all that
+        it holds goes at once and need not wait for the garbage collector.
+        """
+        self.choices = []
+
 
 class Choice:
     """One answer to a request: the unit that holds a slot and is scheduled."""
