@@ -14,6 +14,9 @@ REPLACEMENT = "\ufffd"
 # Tokens of a window that never ended cleanly before its end is taken as it is: bytes that are no text at all.
 MAX_WINDOW_TOKENS = 64
 MAX_HELD = 3  # bytes of an unfinished UTF-8 character, at most
+# Tokens that such a window goes on with where tokens join: of a byte or more each, so that what is held back, three
+# U+FFFD of up to three bytes each, is in it behind the three bytes that may belong to a character before it.
+KEPT_TOKENS = 4 * MAX_HELD
 
 
 class Detokenizer:
@@ -38,18 +41,21 @@ class Detokenizer:
 
     def push(self, token: int) -> str:
         """The text that this token makes final; may be empty."""
-        if self._own is not None and not self._ids:
+        if self._own is not None:
             text = self._own(token, self._skip_special)
-            if not text.endswith(REPLACEMENT):
-                return text
+            if not text or not (self._ids or text.endswith(REPLACEMENT)):
+                return text  # no bytes, also none of a character that has begun; or characters of its own
         self._ids.append(token)
         self._window = self._tokenizer.decode(self._ids, self._skip_special)
         dirty = self._window.endswith(REPLACEMENT)
-        if dirty and len(self._ids) - self._clean < MAX_WINDOW_TOKENS:
+        if dirty and (self._own is not None or len(self._ids) - self._clean < MAX_WINDOW_TOKENS):
             if not self._window.startswith(self._context):
                 self._drop_context()
             run = len(self._window) - len(self._window.rstrip(REPLACEMENT))
-            return self._take(len(self._window) - min(run, MAX_HELD))
+            piece = self._take(len(self._window) - min(run, MAX_HELD))
+            if len(self._ids) >= MAX_WINDOW_TOKENS and self._own is not None:
+                self._keep_end()
+            return piece
         piece = self._take(len(self._window))
         self._shorten()
         self._clean = len(self._ids)
@@ -70,6 +76,14 @@ class Detokenizer:
         text = self._tokenizer.decode(latest, self._skip_special)
         if text:
             self._ids, self._window = latest, text
+
+    def _keep_end(self) -> None:
+        """Go on with the last tokens alone, which show what is held back as all of them do: UTF-8 tells where its
+        characters begin."""
+        held = len(self._window) - self._sent
+        self._ids = self._ids[-KEPT_TOKENS:]
+        self._window = self._tokenizer.decode(self._ids, self._skip_special)
+        self._sent = len(self._window) - held
 
     def _drop_context(self) -> None:
         """Go on behind the clean tokens: a decoder marks every byte of a run that ends unfinished, also those already

@@ -6,7 +6,7 @@ import itertools
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
@@ -27,6 +27,13 @@ def byte_level() -> Tokenizer:
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(["<end>"])
     return tokenizer
+
+
+def byte_pieces() -> dict[int, str]:
+    """What byte-level tokenizers write for each byte."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {byte: chr(byte) for byte in printable} | {byte: chr(256 + i) for i, byte in enumerate(others)}
 
 
 def byte_fallback() -> Tokenizer:
@@ -76,6 +83,35 @@ def test_pieces_joined_are_the_text_of_the_whole_where_tokens_have_a_text_of_the
     for skip in (True, False):
         pieces = pieces_of(Detokenizer(tokenizer, skip_special_tokens=skip), ids)
         assert "".join(pieces) == tokenizer.decode(ids, skip)
+
+
+@settings(deadline=None)  # machines may be slow
+@given(st.lists(st.sampled_from(b"\xe2\x82\xac\xf0\x9f\x98\xff\x80\x00"), max_size=300), st.integers(50, 150))
+@example([0xE2, 0x82, 0xAC], MAX_WINDOW_TOKENS - 2)
+@example([0xE2, 0x82, 0xAC], MAX_WINDOW_TOKENS - 1)
+@example([0xE2, *[0] * MAX_WINDOW_TOKENS, 0x82, 0xAC], 50)
+def test_windows_that_are_cut_change_no_text(data: list[int], rubbish: int) -> None:
+    """rubbish: bytes before the others, none of which is a character; a zero stands for the token that is left out."""
+    tokenizer = FastTokenizer(byte_level())
+    of = {byte: tokenizer.backend.token_to_id(piece) for byte, piece in byte_pieces().items()}
+    of[0] = tokenizer.backend.token_to_id("<end>")
+    ids = [of[byte] for byte in [*b"\xff" * rubbish, *data]]
+    pieces = pieces_of(Detokenizer(tokenizer), ids)
+    assert "".join(pieces) == tokenizer.decode(ids)
+
+
+@pytest.mark.parametrize("count", [10, MAX_WINDOW_TOKENS - 2, MAX_WINDOW_TOKENS, 300])
+def test_text_whose_tokens_all_end_inside_a_character_stays_whole(count: int) -> None:
+    """Tokens of the last two bytes of one character and the first of the next: no window ever ends cleanly."""
+    pieces = byte_pieces()
+    first, *rest = (pieces[byte] for byte in "\u4e2d".encode())
+    vocab = {first: 0, "".join([*rest, first]): 1, "".join(rest): 2}
+    backend = Tokenizer(models.WordLevel(vocab=vocab, unk_token=first))
+    backend.decoder = decoders.ByteLevel()
+    tokenizer, ids = FastTokenizer(backend), [0, *[1] * count, 2]
+    shown = pieces_of(Detokenizer(tokenizer), ids)
+    assert "".join(shown) == "\u4e2d" * (count + 1) == tokenizer.decode(ids)
+    assert all(len(piece) <= 2 for piece in shown), "as it comes"
 
 
 def test_a_token_with_a_text_of_its_own_is_decoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
