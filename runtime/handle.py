@@ -157,7 +157,12 @@ class RequestHandle:
             if self._version != version:
                 return
             self._waiters.append((loop, future))
-        await future
+        try:
+            await future
+        except BaseException:  # it waits no more; one that asks again and again must not be kept each time
+            with self._lock:
+                self._waiters = [waiter for waiter in self._waiters if waiter[1] is not future]
+            raise
 
 
 class _Reader:

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import weakref
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -103,3 +104,22 @@ def test_an_end_that_comes_while_a_reader_looks_for_it_is_not_waited_for() -> No
         return await asyncio.wait_for(Looked(before, streaming=False, abort=lambda _: None).aresult(), 10)
 
     assert asyncio.run(read()).finished
+
+
+def test_a_reader_that_gives_up_again_and_again_is_not_kept() -> None:
+    machine = bench(eos_ids=())
+    request = machine.engine.make_request([5], SamplingParams(max_tokens=3), priority=0.5)
+    handle = RequestHandle(request_output(request), streaming=False, abort=lambda _: None)
+    futures: list[weakref.ref[Any]] = []
+
+    async def read() -> None:
+        loop = asyncio.get_running_loop()
+        create = loop.create_future
+        loop.create_future = lambda: (made := create(), futures.append(weakref.ref(made)))[0]  # type: ignore[method-assign]
+        for _ in range(20):
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(handle.aresult(), 0.001)
+
+    asyncio.run(read())
+    gc.collect()
+    assert len(futures) >= 20 and [made for made in futures if made() is not None] == []
