@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trtllm_replayssm.errors import RequestError
-from trtllm_replayssm.runtime.sampling.leaders import leaders
+from trtllm_replayssm.runtime.sampling.leaders import falling, leaders
 from trtllm_replayssm.runtime.sampling.mask import GuardedMask
 from trtllm_replayssm.runtime.sampling.params import SamplingParams
 
@@ -137,8 +137,7 @@ def probabilities(scores: Scores, params: SamplingParams) -> Scores:
 
 def _best(weights: Scores, k: int) -> NDArray[np.int64]:
     """Ids of the k largest weights, ties towards the lowest id."""
-    ids = leaders(weights, k)
-    return ids[np.argsort(-weights[ids], kind="stable")[:k]]
+    return falling(weights, leaders(weights, k))[:k]
 
 
 def _top_p(weights: Scores, top_p: float) -> Scores:
@@ -147,8 +146,7 @@ def _top_p(weights: Scores, top_p: float) -> Scores:
     while True:
         count = min(count, weights.size)
         ids = leaders(weights, count)  # nearly always the set is among the best few, and nothing else need be sorted
-        ids = ids[weights[ids] > 0]  # top-k may have left few
-        order = ids[np.argsort(-weights[ids], kind="stable")]
+        order = falling(weights, ids[weights[ids] > 0])  # top-k may have left few
         reached = np.cumsum(weights[order] / total) >= top_p
         if reached.any():
             return _keep(weights, order[: int(np.argmax(reached)) + 1])

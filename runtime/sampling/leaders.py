@@ -24,3 +24,8 @@ def leaders(values: NDArray[np.floating[Any]], count: int) -> NDArray[np.int64]:
         best = values[:even].reshape(-1, group).max(axis=1)
         bound = np.partition(best, best.size - count)[best.size - count]
     return np.flatnonzero(values >= bound)
+
+
+def falling(values: NDArray[np.floating[Any]], ids: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Rising indices of values, by falling value instead: the lowest first where values are equal."""
+    return ids[np.argsort(-values[ids], kind="stable")]

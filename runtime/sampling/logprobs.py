@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from trtllm_replayssm.runtime.sampling.distribution import Logits
-from trtllm_replayssm.runtime.sampling.leaders import leaders
+from trtllm_replayssm.runtime.sampling.leaders import falling, leaders
 
 _BLOCK = 8192  # logits at a time: a float64 copy of all is new memory from the system for each token
 
@@ -32,12 +32,11 @@ class TokenLogprobs(Mapping[int, Logprob]):
 
     __slots__ = ("_logprobs", "_ranks", "_tokens")
 
-    def __init__(self, entries: Mapping[int, Logprob] | Iterable[tuple[int, Logprob]]) -> None:
+    def __init__(self, entries: Mapping[int, Logprob]) -> None:
         """entries: in the order in which they are listed."""
-        listed = dict(entries)
-        self._tokens = tuple(listed)
-        self._logprobs = tuple(entry.logprob for entry in listed.values())
-        self._ranks = tuple(entry.rank for entry in listed.values())
+        self._tokens = tuple(entries)
+        self._logprobs = tuple(entry.logprob for entry in entries.values())
+        self._ranks = tuple(entry.rank for entry in entries.values())
 
     def __getitem__(self, token: int) -> Logprob:
         try:
@@ -65,10 +64,9 @@ def token_logprobs(logits: Logits, token: int, top: int) -> TokenLogprobs:
     entries = {token: Logprob(float(logits[token]) - best - total, rank)}
     top = min(top, logits.size)
     if top:
-        ids = leaders(logits, top)
-        order = ids[np.argsort(-logits[ids], kind="stable")]
-        falling = -logits[order]
-        ranks = np.searchsorted(falling, falling[:top], side="left") + 1  # whoever is better is among the leaders
+        order = falling(logits, leaders(logits, top))
+        negated = -logits[order]
+        ranks = np.searchsorted(negated, negated[:top], side="left") + 1  # whoever is better is among the leaders
         for found, logit, place in zip(order[:top].tolist(), logits[order[:top]].tolist(), ranks.tolist(), strict=True):
             entries.setdefault(found, Logprob(logit - best - total, place))
     return TokenLogprobs(entries)

@@ -82,7 +82,7 @@ class OutputBuffer:
             self._end_at_token(token)
         elif self._detokenizer is not None:
             self._add_text(self._detokenizer.push(token))
-        if self.finish_reason is None and len(self.token_ids) >= self._rules.limit:
+        if self.finish_reason is None and self.room <= 0:
             self.finish(FinishReason.LENGTH)
         return self.finish_reason is not None
 

@@ -100,7 +100,7 @@ class Chat:
 
     async def _events(self, call: _Call, run: Run) -> AsyncGenerator[str, None]:
         body, ended = call.body, set[int]()
-        shell = Shell(call.chunk([]), leave_out=frozenset() if with_usage(body) else frozenset({"usage"}))
+        shell = Shell(call.chunk([]), usage=with_usage(body))
         latest: RequestOutput | None = None
         for index in range(body.n):
             opening = ChatChunkChoice(index=index, delta=Reply(role="assistant", content=""))

@@ -57,7 +57,7 @@ class _Call:
 
     def shell(self) -> Shell:
         """What the chunks of its stream have in common."""
-        return Shell(self.part([]), leave_out=frozenset() if with_usage(self.body) else frozenset({"usage"}))
+        return Shell(self.part([]), usage=with_usage(self.body))
 
 
 class Completions:

@@ -32,9 +32,10 @@ class ClientGoneError(ReplaySSMError):
 class Shell:
     """The JSON of a response or chunk around its choices: the same in all chunks of a stream, and written once."""
 
-    def __init__(self, part: BaseModel, *, leave_out: frozenset[str] = frozenset()) -> None:
-        """part: with no choices yet. leave_out: fields that this stream does not have."""
-        self._head, empty, self._tail = part.model_dump_json(exclude=set(leave_out)).partition(_NO_CHOICES)
+    def __init__(self, part: BaseModel, *, usage: bool = True) -> None:
+        """part: with no choices yet. usage: whether it has the field of token counts."""
+        data = part.model_dump_json(exclude=None if usage else {"usage"})
+        self._head, empty, self._tail = data.partition(_NO_CHOICES)
         assert empty, "a list without choices; text has its quotes escaped and never looks like one"
 
     def around(self, *choices: str) -> str:

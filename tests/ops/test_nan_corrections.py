@@ -1,7 +1,4 @@
-"""A correction of the gated delta rule that is NaN stays NaN in the ring: it saturates at float16's largest, no more.
-
-What the kernels are held to by tests/native/test_nan_corrections.py, of the reference operations.
-"""
+"""A correction of the gated delta rule that is NaN stays NaN in the reference's ring: only what is large saturates."""
 
 from __future__ import annotations
 
