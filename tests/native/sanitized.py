@@ -44,7 +44,8 @@ RACES = "racecheck"
 TOOLS = (RACES, "initcheck", "memcheck", "synccheck", KERNELS)
 PRINTED = ("--print-limit", "20000", "--show-backtrace", "no")  # few findings hide many
 BESIDE = ("--max-connections", "100")  # ports: every process of the program takes one
-SLICE = 40.0  # seconds of a process: one that has to be killed says nothing of what it found
+SLICE = 15.0  # seconds of a process: one that has to be killed says nothing of what it found
+SHARES = {RACES: 3}  # processes of a tool are as many times more than the others': it takes far longer
 GRACE = 5.0  # seconds that a process may take longer than it was given
 RECORDED, TESTS, LAUNCHED = "recorded.json", "results.jsonl", "kernels.jsonl"
 
@@ -166,16 +167,16 @@ def run_tool(tool: str, calls: Path, state: Path, workers: int, until: float, li
 
 
 def ordered(sizes: Mapping[str, int], launched: Mapping[str, Sequence[str]]) -> list[str]:
-    """Calls as they are to be taken: for each kernel the smallest that launches it, the largest of these first, as they
-    end together then; the others behind them, which may not be reached, the smallest first.
+    """Calls as they are to be taken: for each kernel the smallest that launches it, then the others, the smallest
+    of both first, so that most are done if the time is short.
     """
     smallest: dict[str, str] = {}
     by_size = sorted(sizes, key=lambda name: (sizes[name], name))
     for name in by_size:
         for kernel in launched.get(name, ()):
             smallest.setdefault(kernel, name)
-    first = sorted(set(smallest.values()), key=lambda name: (-sizes[name], name))
-    return [*first, *(name for name in by_size if name not in first)]
+    first = set(smallest.values())
+    return sorted(by_size, key=lambda name: name not in first)
 
 
 def write_order(calls: Path, names: Sequence[str]) -> None:
@@ -236,7 +237,7 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--state", type=Path, required=True, metavar="FOLDER", help="of what came of each call")
     parser.add_argument("--tools", default=",".join(TOOLS), help=f"of {', '.join(TOOLS)} (default: all)")
     parser.add_argument("--only", default="", help="record modules of the list, comma separated (default: all)")
-    parser.add_argument("--workers", type=int, default=3, help="processes of each tool (default 3)")
+    parser.add_argument("--workers", type=int, default=3, help="processes of a tool, of racecheck thrice (default 3)")
     parser.add_argument("--limit", type=float, default=3600.0, help="seconds, half of them to record (default 3600)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="add the lines to this file")
     parser.add_argument("--every-lane", type=Path, metavar="LIBRARY", help="for racecheck: a library built for it")
@@ -260,8 +261,9 @@ def main(given: Sequence[str] | None = None) -> int:
     sizes = {path.stem: path.stat().st_size for path in options.calls.glob("*.npz")}
     write_order(options.calls, ordered(sizes, launched))
     with ThreadPoolExecutor(len(tools)) as pool:
-        for job in [pool.submit(run_tool, tool, options.calls, state[tool], options.workers, until, of_tool[tool])
-                    for tool in tools if tool != KERNELS]:  # fmt: skip
+        workers = {tool: options.workers * SHARES.get(tool, 1) for tool in tools if tool != KERNELS}
+        for job in [pool.submit(run_tool, tool, options.calls, state[tool], workers[tool], until, of_tool[tool])
+                    for tool in workers]:  # fmt: skip
             job.result()
     for tool in tools:
         build = {"library": digest(of_tool[tool]), "every_lane_arrives": of_tool[tool] == options.every_lane}

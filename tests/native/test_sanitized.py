@@ -110,7 +110,7 @@ def test_a_line_says_what_a_tool_came_to(tmp_path: Path) -> None:
 def test_one_call_of_each_kernel_comes_first() -> None:
     sizes = {"big": 9, "middle": 5, "small": 1, "tiny": 0, "unknown": 3}
     launched = {"big": ["x", "y"], "middle": ["x"], "small": ["z"], "tiny": ["z"]}
-    assert ordered(sizes, launched) == ["big", "middle", "tiny", "small", "unknown"]
+    assert ordered(sizes, launched) == ["tiny", "middle", "big", "small", "unknown"]
     assert ordered(sizes, {}) == ["tiny", "small", "unknown", "middle", "big"]
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 import numpy as np
 
@@ -30,8 +31,7 @@ class Verdict:
 def longest(texts: Iterable[Text]) -> list[Text]:
     """Without those that another one begins with."""
     ordered = sorted({text for text in texts if text[1]})
-    following = [*ordered[1:], ((), ())]
-    return [a for a, b in zip(ordered, following, strict=True) if a[0] != b[0] or b[1][: len(a[1])] != a[1]]
+    return [a for a, b in zip_longest(ordered, ordered[1:]) if b is None or a[0] != b[0] or b[1][: len(a[1])] != a[1]]
 
 
 def judge(texts: Sequence[Text], cpu: Session, device: Session) -> Verdict:

@@ -91,3 +91,4 @@ def test_processes_say_what_one_session_says() -> None:
 def test_texts_that_others_begin_with_are_left_out() -> None:
     texts = [((1,), (2, 3)), ((1,), (2, 3, 4)), ((1,), (2, 4)), ((2,), (2, 3)), ((1,), ()), ((1,), (2, 3))]
     assert longest(texts) == [((1,), (2, 3, 4)), ((1,), (2, 4)), ((2,), (2, 3))]
+    assert longest([]) == longest([((1,), ())]) == []  # before the first request ends
