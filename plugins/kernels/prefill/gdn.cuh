@@ -62,8 +62,8 @@ struct GdnScan {
                           context().rowsBegin, c.count, thread);
     const char* record = reinterpret_cast<const char*>(recordOf<kChunk>(p, context().row, index, context().head));
 #pragma unroll 1
-    for (int i = thread; i < static_cast<int>(sizeof(Record) / 16); i += blockDim.x) {
-      pieceLoad(at + Traits::kRecordOffset + i * 16, record + i * 16);
+    for (int i = recordBegin<kChunk>(c.pending) + thread * 16; i < recordEnd<kChunk>(); i += blockDim.x * 16) {
+      pieceLoad(at + Traits::kRecordOffset + i, record + i);
     }
   }
 
@@ -158,7 +158,7 @@ struct GdnScan {
       for (int step = 0; step < kSteps; ++step) {
         splitOperand<3>(part[step], u[2 * (first + step)], u[2 * (first + step) + 1]);
       }
-      state.template advance<Act>(first == 0 ? record.total : 1.0f, part, keys + first * 16 * kPitch, lane);
+      state.template advance<Act>(first == 0 ? record.total[0] : 1.0f, part, keys + first * 16 * kPitch, lane);
     }
   }
 

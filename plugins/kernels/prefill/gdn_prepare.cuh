@@ -195,7 +195,7 @@ struct GdnChunk {
       to.query[token] = v.before[token] * queryFactor()[token];
       to.after[token] = v.after[token];
     }
-    if (warp == 0 && lane == 0) to.total = v.total;
+    if (warp == 0 && lane < 4) to.total[lane] = v.total;
   }
 
   // L of a head into shared memory, its scores into the record.
