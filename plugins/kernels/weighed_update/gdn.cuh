@@ -54,13 +54,6 @@ struct GdnConsumer : ConsumerBase<Traits> {
     at[8] = Activation<Act>::fromFloat(real ? upper : 0.0f);
   }
 
-  // beta (v - what is recalled) of rows g and g + 8, as the ring holds it: saturated and rounded to float16.
-  static __device__ __half2 rounded(float beta, float lower, float upper) {
-    uint32_t pair;
-    asm("cvt.rn.satfinite.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(beta * upper), "f"(beta * lower));
-    return *reinterpret_cast<const __half2*>(&pair);
-  }
-
   // Corrections in order of the tokens, each rounded before it is added to what follows, then all into the ring; outputs. A
   // tile's four tokens are solved by every lane for its two rows; what they add to all later vectors is a product of
   // matrices. A loop over the tiles, whose sums move up: see gdn_readout.cuh.
@@ -110,7 +103,7 @@ struct GdnConsumer : ConsumerBase<Traits> {
     __half2 mine = __float2half2_rn(0.0f);
 #pragma unroll
     for (int i = 0; i < kTokens; ++i) {
-      const __half2 u = rounded(rates[i], rest[i][0], rest[i][1]);
+      const __half2 u = roundedCorrections(rates[i] * rest[i][0], rates[i] * rest[i][1]);
       if (lane % 4 == i) mine = u;
       const float2 exact = __half22float2(u);
 #pragma unroll
@@ -123,6 +116,13 @@ struct GdnConsumer : ConsumerBase<Traits> {
     return own < tokens ? mine : __float2half2_rn(0.0f);
   }
 
+  // sum += corrections of rows g and g + 8 (exact in tf32) times what they weigh for vector g, in two tf32 parts.
+  static __device__ __forceinline__ void multiplyCorrections(float (&sum)[4], float lower, float upper, float weight) {
+    const Split w = splitTf32(weight);
+    const uint32_t x = __float_as_uint(lower), y = __float_as_uint(upper);
+    mmaTf32(sum, {x, y, x, y}, w.high, w.low);
+  }
+
   // What a tile's corrections add to its queries and to later tiles, whose sums follow its own.
   __device__ void addCorrections(float (&sum)[Traits::kTiles][4], int tile, const WeightRows<Traits>& rows, __half2 u,
                                  int pending) const {
@@ -133,14 +133,16 @@ struct GdnConsumer : ConsumerBase<Traits> {
       sum[0][3] = fmaf(weight, exact.y, sum[0][3]);
     } else {
       const float* weights = rows.token(pending, 4 * tile + lane % 4) + 8 * tile + lane / 4;
-      const uint32_t a[4] = {__float_as_uint(exact.x), __float_as_uint(exact.y), 0u, 0u};
+      // Of the tile's own vectors some precede a correction, with weight zero: NaN stays out of their product, and reaches the
+      // queries that it belongs to below. A correction behind NaN is NaN.
+      const float own[2] = {fmaxf(exact.x, -kLargestHalf), fmaxf(exact.y, -kLargestHalf)};
+      multiplyCorrections(sum[0], own[0], own[1], weights[0]);
 #pragma unroll
-      for (int later = 0; later < Traits::kTiles; ++later) {
-        if (later > 0 && tile + later >= Traits::kTiles) break;
-        const Split w = splitTf32(weights[8 * later]);
-        mmaTf32(sum[later], a, w.high, 0u);
-        mmaTf32(sum[later], a, w.low, 0u);
+      for (int later = 1; later < Traits::kTiles; ++later) {
+        if (tile + later < Traits::kTiles) multiplyCorrections(sum[later], exact.x, exact.y, weights[8 * later]);
       }
+      sum[0][1] = fmaf(0.0f, exact.x, sum[0][1]);
+      sum[0][3] = fmaf(0.0f, exact.y, sum[0][3]);
     }
   }
 
