@@ -6,6 +6,8 @@
 // correction is rounded to float16, which tf32 holds exactly, before anything uses it.
 #pragma once
 
+#include "../common/store_again.cuh"
+#include "../common/vector.cuh"
 #include "gdn_readout.cuh"
 #include "gdn_single.cuh"
 #include "gdn_weights.cuh"
@@ -43,15 +45,20 @@ struct GdnConsumer : ConsumerBase<Traits> {
     for (int tile = 0; tile < Traits::kTiles; ++tile) writeOutput(item, outputOf<Traits>(p, item), tile, 0.0f, 0.0f);
   }
 
+  // Numbers of rows g and g + 8 become those of two rows side by side, of which pairRow is the first one: a token's 16 rows are
+  // a sector of memory, which one store writes.
+  __device__ uint32_t pairRows(uint32_t numbers) const {
+    return __byte_perm(numbers, __shfl_xor_sync(kAllLanes, numbers, 4), (lane & 4) != 0 ? 0x3276 : 0x5410);
+  }
+  __device__ int pairRow() const { return lane / 8 * 2 + (lane & 4) * 2; }
+
   // Of a tile's token, for rows g and g + 8. `target`: of the head's first token and row.
   __device__ void writeOutput(const ItemHeader& item, void* target, int tile, float lower, float upper) const {
     const int token = tile * 4 + lane % 4;
+    const uint32_t rows = pairRows(packPair<Act>(lower, upper));
     if (token >= p.tokens) return;
-    const bool real = token < item.tokens();
-    Act* out = static_cast<Act*>(target) + this->headRow(item) + lane / 4 + token * p.outTokenStride;
-    uint16_t* const at = reinterpret_cast<uint16_t*>(out);
-    at[0] = Activation<Act>::fromFloat(real ? lower : 0.0f);
-    at[8] = Activation<Act>::fromFloat(real ? upper : 0.0f);
+    Act* out = static_cast<Act*>(target) + this->headRow(item) + pairRow() + token * p.outTokenStride;
+    storeAgain(out, token < item.tokens() ? rows : 0u);
   }
 
   // Corrections in order of the tokens, each rounded before it is added to what follows, then all into the ring; outputs. A
@@ -60,16 +67,15 @@ struct GdnConsumer : ConsumerBase<Traits> {
   __device__ void solve(float (&sum)[Traits::kTiles][4], const WeightRows<Traits>& rows, const char* values,
                         const float* beta, const ItemHeader& item, const HeadTargets& targets) const {
     const int pending = item.pending(), tokens = item.tokens();
-    __half* const ring = static_cast<__half*>(targets.ring) + this->headRow(item) + lane / 4;
+    __half* const ring = static_cast<__half*>(targets.ring) + this->headRow(item) + pairRow();
 #pragma unroll 1
     for (int tile = 0; tile < Traits::kTiles; ++tile) {
       if (4 * tile < tokens) {
         const int own = 4 * tile + lane % 4;
         const __half2 u = solveTile(sum[0], tile, rows, values, beta, pending, tokens);
+        const uint32_t rowsOfU = pairRows(*reinterpret_cast<const uint32_t*>(&u));
         if (own < tokens) {
-          __half* const at = ring + this->ringRow(item, own) * Traits::kHeadDim;
-          at[0] = __low2half(u);
-          at[8] = __high2half(u);
+          *reinterpret_cast<uint32_t*>(ring + this->ringRow(item, own) * Traits::kHeadDim) = rowsOfU;
         }
         addCorrections(sum, tile, rows, u, pending);
       }
