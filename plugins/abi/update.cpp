@@ -56,6 +56,7 @@ void checkInputs(Checker& check, const rssm_update_args& a, int32_t act) {
     check.aligned(named.name, named.tensor);
   }
   check.contiguous("out", a.out, 3);
+  check.aligned("out", a.out);  // written in words of several elements
 }
 
 // Address and slot stride suit the bulk copy engine; a null tensor does.

@@ -191,6 +191,8 @@ def test_wrong_calls_are_named_before_any_launch(library: _abi.Library) -> None:
     out = torch.zeros(1, 2, 8, 64, dtype=torch.bfloat16, device="cuda")
     with pytest.raises(ContractError, match="q: expected"):
         twin.pool.update({**rows, "q": rows["q"][:, :, :1]}, out)
+    with pytest.raises(ContractError, match="out: expected"):
+        twin.pool.update(rows, torch.zeros(1, 2, 8, 72, dtype=torch.bfloat16, device="cuda")[..., 4:68])
     with pytest.raises(ContractError, match="dt: expected float32"):
         twin.pool.update({**rows, "dt": rows["dt"].double().half()}, out)
     with pytest.raises(ContractError, match="C >= window"):

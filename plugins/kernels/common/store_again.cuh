@@ -12,6 +12,9 @@ __device__ __forceinline__ uint64_t againPolicy() {
   return policy;
 }
 
+__device__ __forceinline__ void storeAgain(void* at, uint32_t value) {
+  asm volatile("st.global.L2::cache_hint.b32 [%0], %1, %2;" ::"l"(at), "r"(value), "l"(againPolicy()) : "memory");
+}
 __device__ __forceinline__ void storeAgain(void* at, uint16_t value) {
   asm volatile("st.global.L2::cache_hint.b16 [%0], %1, %2;" ::"l"(at), "h"(value), "l"(againPolicy()) : "memory");
 }

@@ -277,7 +277,7 @@ struct HeadFlush {
     weights.skip = now.p.skip != nullptr ? now.scalars()[kMaxPartHeads + item.index] : 0.0f;
     float weight[4];
     recordWeights<Traits, true>(weight, now.dots()[lane], weights, pending, pending, tokens, lane);
-    addRecords<Act, 1, Traits::kSlabValuePitch>(
+    addRecords<Act, 1, Traits::kSlabValuePitch, true>(
         sum, sharedAddress(of(now).values()) + pending * Traits::kSlabValuePitch, weight, tokens, lane);
   }
 

@@ -146,10 +146,9 @@ __device__ __forceinline__ void solveTokens(float (&sum)[kSlabs][4], const Part<
       for (int half = 0; half < 2; ++half) {
         const float v = A::toFloat(*reinterpret_cast<const uint16_t*>(value + 32 * m + 16 * half));
         const float exact = beta[t] * (v - sum[m][2 * half]);
-        const float own = fminf(fmaxf(exact, -kLargestHalf), kLargestHalf);
-        const __half rounded = __float2half_rn(__shfl_sync(kAllLanes, own, (lane & ~3) | t));
+        const __half rounded = roundedCorrection(__shfl_sync(kAllLanes, exact, (lane & ~3) | t));
         if (lane % 4 == t) to[16 * m + 8 * half] = rounded;
-        const float u = __half2float(rounded);
+        const float u = lane % 4 < t ? 0.0f : __half2float(rounded);  // NaN would get past the weights of earlier tokens
 #pragma unroll
         for (int e = 0; e < 2; ++e) sum[m][2 * half + e] = fmaf(weight[e], u, sum[m][2 * half + e]);
       }
@@ -345,9 +344,8 @@ __device__ __forceinline__ void readTokenCodes(float (&sum)[4], const float (&we
   for (int v = 0; v < 2; ++v) {
     float own[2];
     addWeighted(own, weighted, dots + 16 * v);
-    const float whole = c == v ? factor : 0.0f;
-    sum[v] = fmaf(whole * scale.x, product[0], own[0]);
-    sum[2 + v] = fmaf(whole * scale.y, product[1], own[1]);
+    sum[v] = c == v ? fmaf(factor * scale.x, product[0], own[0]) : own[0];  // the other vector's NaN is not this one's
+    sum[2 + v] = c == v ? fmaf(factor * scale.y, product[1], own[1]) : own[1];
   }
 }
 

@@ -135,7 +135,7 @@ template <class Traits>
 __device__ __forceinline__ float finishRow(const float (&recalled)[2], uint16_t value, float beta, float product,
                                            __half* corrections, uint16_t* values) {
   const float exact = beta * (Activation<typename Traits::Act>::toFloat(value) - recalled[0]);
-  const __half rounded = __float2half_rn(fminf(fmaxf(exact, -kLargestHalf), kLargestHalf));
+  const __half rounded = roundedCorrection(exact);
   *corrections = rounded;
   *values = value;
   return fmaf(product, __half2float(rounded), recalled[1]);

@@ -5,6 +5,7 @@
 #include "../common/activation.cuh"
 #include "../common/mma.cuh"
 #include "../replay_update/decay.cuh"
+#include "../replay_update/not_finite.cuh"
 #include "traits.cuh"
 
 namespace replayssm {
@@ -112,12 +113,34 @@ __device__ __forceinline__ void recordWeights(float (&weight)[4], const float4& 
   }
 }
 
+// Takes what is not finite out of a fragment of values and adds it to one slab's sums. `first`: the fragment's first record as
+// a token of this step.
+template <class Value>
+__device__ __forceinline__ void takeNotFinite(float (&sum)[4], uint32_t (&x)[4], const float (&weight)[4], int first,
+                                              int lane) {
+  using A = Activation<Value>;
+  if (allFinite<Value>(x)) return;
+#pragma unroll
+  for (int tile = 0; tile < 2; ++tile) {
+    uint32_t &lower = x[2 * tile], &upper = x[2 * tile + 1];
+    const float own[4] = {A::low(lower), A::low(upper), A::high(lower), A::high(upper)};
+    const float w[1][2] = {{weight[2 * tile], weight[2 * tile + 1]}};
+    float tileSum[1][4] = {{sum[0], sum[1], sum[2], sum[3]}};
+    addNotFinite(tileSum, own, w, first + 8 * tile, lane);
+#pragma unroll
+    for (int e = 0; e < 4; ++e) sum[e] = tileSum[0][e];
+    lower &= (isFinite(own[0]) ? 0xffffu : 0u) | (isFinite(own[2]) ? 0xffff0000u : 0u);
+    upper &= (isFinite(own[1]) ? 0xffffu : 0u) | (isFinite(own[3]) ? 0xffff0000u : 0u);
+  }
+}
+
 // sum[m] += records x weights for the 16 rows of slab m; Value: what the records' values are. `values`: shared address
 // of record `first`'s value in the first slab; `count` records from there on are in place, the others repeat the last
-// one with weight zero.
-template <class Value, int kSlabs, int kPitch>
+// one with weight zero. kTokens: several tokens of this step may be among them; `firstToken`: the first record as one, negative
+// for committed records.
+template <class Value, int kSlabs, int kPitch, bool kTokens = false>
 __device__ __forceinline__ void addRecords(float (&sum)[kSlabs][4], uint32_t values, const float (&weight)[4],
-                                           int count, int lane) {
+                                           int count, int lane, int firstToken = 0) {
   WeightParts<Value, 2> parts;
   const float factor = parts.set(weight);
   const int record = min(lane % 8 + lane / 16 * 8, count - 1);
@@ -126,6 +149,9 @@ __device__ __forceinline__ void addRecords(float (&sum)[kSlabs][4], uint32_t val
   for (int m = 0; m < kSlabs; ++m) {
     uint32_t x[4];
     loadTransposed(x, row + 32 * m);
+    if constexpr (kTokens) {
+      if (firstToken > -16) takeNotFinite<Value>(sum[m], x, weight, firstToken, lane);  // else committed records alone
+    }
     if constexpr (WeightParts<Value, 2>::kScaled) {
       float part[4] = {};
 #pragma unroll

@@ -192,8 +192,8 @@ struct HeadStream {
       float weight[4];
       recordWeights<Traits, false>(weight, part.dots()[2 * first + lane], weights, first, part.pending, part.tokens,
                                    lane);
-      addRecords<Act, Traits::kItemSlabs, Traits::kValuePitch>(sum, values + first * Traits::kValuePitch, weight,
-                                                               total - first, lane);
+      addRecords<Act, Traits::kItemSlabs, Traits::kValuePitch, true>(
+          sum, values + first * Traits::kValuePitch, weight, total - first, lane, first - part.pending);
     }
   }
 

@@ -7,6 +7,7 @@
 
 #include <utility>
 
+#include "../common/store_again.cuh"
 #include "read_gdn.cuh"
 
 namespace replayssm {
@@ -18,6 +19,8 @@ struct GdnReader {
   using Group = GdnGroup<Traits>;
   using Reader = StateReader<Traits::kRead>;
   using Fragments = uint32_t[Traits::kSteps][2];
+  // The L2 is told what to keep; the others have no register for that.
+  static constexpr bool kBoundByMemory = Traits::kRead == StateFormat::kFloat16;
   const UpdateParams& p;
   const GdnReads& reads;
   char* const area;
@@ -60,7 +63,11 @@ struct GdnReader {
       const int stage = loaded & 1;
       const uint32_t full = barriers + 8 * stage, target = sharedAddress(area) + stage * Area::kStageBytes;
       barrierArriveExpect(full, slabs * 16 * (Traits::Read::kRowBytes + Traits::Read::kScaleBytes));
-      bulkLoad(target, codes, slabs * 16 * Traits::Read::kRowBytes, full);
+      if constexpr (kBoundByMemory) {
+        bulkLoadOnce(target, codes, slabs * 16 * Traits::Read::kRowBytes, full);
+      } else {
+        bulkLoad(target, codes, slabs * 16 * Traits::Read::kRowBytes, full);
+      }
       if constexpr (Traits::Read::kScaleBytes > 0) {
         bulkLoad(target + Area::kCodeBytes, scales, slabs * 16 * Traits::Read::kScaleBytes, full);
       }
@@ -256,8 +263,13 @@ struct GdnReader {
 #pragma unroll
         for (int v = 0; v < 2; ++v) recalled[v] = fmaf(scalars.x, records[v], recalled[v]);
       }
-      out[32 * n] = Activation<Act>::fromFloat(finishRow<Traits>(recalled, value[32 * n], scalars.w, share.product,
-                                                                 corrections + 32 * n, raw + 32 * n));
+      const uint16_t output = Activation<Act>::fromFloat(finishRow<Traits>(
+          recalled, value[32 * n], scalars.w, share.product, corrections + 32 * n, raw + 32 * n));
+      if constexpr (kBoundByMemory) {
+        storeAgain(out + 32 * n, output);
+      } else {
+        out[32 * n] = output;
+      }
     }
   }
 

@@ -267,7 +267,7 @@ struct GdnStep : Step<Traits> {
     const float coupling = laneSum<kRowLanes>(product(k, q)) * keyScale * queryScale;
     const float decay = expf(in.log);
     const float exact = in.beta * (Activation<Act>::toFloat(in.value) - recalled * (decay * keyScale));
-    const __half correction = __float2half_rn(fminf(fmaxf(exact, -kLargestHalf), kLargestHalf));
+    const __half correction = roundedCorrection(exact);
     this->writeOutput(fmaf(coupling, __half2float(correction), read * (decay * queryScale)));
     this->appendValue(__half_as_ushort(correction));
     this->appendNumber(in.log);

@@ -8,6 +8,7 @@
 #include "../common/input.cuh"
 #include "../common/mbarrier.cuh"
 #include "../common/row_math.cuh"
+#include "../common/store_again.cuh"
 #include "../common/vector.cuh"
 #include "../replay_update/decay.cuh"
 #include "../replay_update/row_info.cuh"
@@ -157,7 +158,7 @@ struct Step {
     reinterpret_cast<uint16_t*>(ringValues())[ringRow(pending()) * Traits::kHeadDim + laneRow()] = bits;
   }
   __device__ void writeOutput(float value) const {
-    if (lane % Traits::kLanesPerRow == 0) out()[laneRow()] = Activation<Act>::fromFloat(value);
+    if (lane % Traits::kLanesPerRow == 0) storeAgain(out() + laneRow(), Activation<Act>::fromFloat(value));
   }
 };
 

@@ -67,8 +67,9 @@ struct FewRecords {
       const float weight = expf(between) * __shfl_sync(kAllLanes, step, kFirstToken + i) * dot[e];
       w[0][e] = i < t ? weight : i == t ? weight + skip : 0.0f;
     }
-    unpack(x, values[1][0], values[1][1]);
-    addValues<Traits>(sum, x, w);
+    const uint32_t pairs[2] = {values[1][0], values[1][1]};
+    unpack(x, pairs[0], pairs[1]);
+    addTokenValues<Traits>(sum, x, w, 0, allFinite<typename Traits::Act>(pairs), lane);
   }
 
   // Committed records 8 part..8 part + 7, with the weights of weightsOf; `dot` likewise.

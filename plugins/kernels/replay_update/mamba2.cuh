@@ -81,7 +81,7 @@ __device__ __forceinline__ void addDrafts(float (&sum)[Traits::kTiles][4], const
       w[tile][e] = i0 + e <= token && token < tokens ? weight + (i0 + e == token ? skip : 0.0f) : 0.0f;
     }
   }
-  addValues<Traits>(sum, x, w);
+  addTokenValues<Traits>(sum, x, w, first, allFinite(x), lane);
 }
 
 // sum += the records' part of the outputs: committed records, then this step's tokens.

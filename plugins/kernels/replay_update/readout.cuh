@@ -8,6 +8,7 @@
 #include "../common/activation.cuh"
 #include "../common/mma.cuh"
 #include "decay.cuh"
+#include "not_finite.cuh"
 #include "traits.cuh"
 
 namespace replayssm {
@@ -143,6 +144,19 @@ __device__ __forceinline__ void addValues(float (&sum)[Traits::kTiles][4], const
     mmaTf32(sum[tile], a, w0.high, w1.high);
     mmaTf32(sum[tile], a, w0.low, w1.low);
   }
+}
+
+// The same for records that are this step's tokens from `first` on, whose weights for tokens before them are zero. finite:
+// all of the warp's values are.
+template <class Traits>
+__device__ __forceinline__ void addTokenValues(float (&sum)[Traits::kTiles][4], float (&x)[4],
+                                               const float (&w)[Traits::kTiles][2], int first, bool finite, int lane) {
+  if (!finite) {
+    addNotFinite(sum, x, w, first, lane);
+#pragma unroll
+    for (float& value : x) value = isFinite(value) ? value : 0.0f;
+  }
+  addValues<Traits>(sum, x, w);
 }
 
 }  // namespace replayssm

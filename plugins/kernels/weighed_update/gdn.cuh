@@ -6,6 +6,8 @@
 // correction is rounded to float16, which tf32 holds exactly, before anything uses it.
 #pragma once
 
+#include "../common/store_again.cuh"
+#include "../common/vector.cuh"
 #include "gdn_readout.cuh"
 #include "gdn_single.cuh"
 #include "gdn_weights.cuh"
@@ -43,22 +45,20 @@ struct GdnConsumer : ConsumerBase<Traits> {
     for (int tile = 0; tile < Traits::kTiles; ++tile) writeOutput(item, outputOf<Traits>(p, item), tile, 0.0f, 0.0f);
   }
 
+  // Numbers of rows g and g + 8 become those of two rows side by side, of which pairRow is the first one: a token's 16 rows are
+  // a sector of memory, which one store writes.
+  __device__ uint32_t pairRows(uint32_t numbers) const {
+    return __byte_perm(numbers, __shfl_xor_sync(kAllLanes, numbers, 4), (lane & 4) != 0 ? 0x3276 : 0x5410);
+  }
+  __device__ int pairRow() const { return lane / 8 * 2 + (lane & 4) * 2; }
+
   // Of a tile's token, for rows g and g + 8. `target`: of the head's first token and row.
   __device__ void writeOutput(const ItemHeader& item, void* target, int tile, float lower, float upper) const {
     const int token = tile * 4 + lane % 4;
+    const uint32_t rows = pairRows(packPair<Act>(lower, upper));
     if (token >= p.tokens) return;
-    const bool real = token < item.tokens();
-    Act* out = static_cast<Act*>(target) + this->headRow(item) + lane / 4 + token * p.outTokenStride;
-    uint16_t* const at = reinterpret_cast<uint16_t*>(out);
-    at[0] = Activation<Act>::fromFloat(real ? lower : 0.0f);
-    at[8] = Activation<Act>::fromFloat(real ? upper : 0.0f);
-  }
-
-  // beta (v - what is recalled) of rows g and g + 8, as the ring holds it: saturated and rounded to float16.
-  static __device__ __half2 rounded(float beta, float lower, float upper) {
-    uint32_t pair;
-    asm("cvt.rn.satfinite.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(beta * upper), "f"(beta * lower));
-    return *reinterpret_cast<const __half2*>(&pair);
+    Act* out = static_cast<Act*>(target) + this->headRow(item) + pairRow() + token * p.outTokenStride;
+    storeAgain(out, token < item.tokens() ? rows : 0u);
   }
 
   // Corrections in order of the tokens, each rounded before it is added to what follows, then all into the ring; outputs. A
@@ -67,16 +67,15 @@ struct GdnConsumer : ConsumerBase<Traits> {
   __device__ void solve(float (&sum)[Traits::kTiles][4], const WeightRows<Traits>& rows, const char* values,
                         const float* beta, const ItemHeader& item, const HeadTargets& targets) const {
     const int pending = item.pending(), tokens = item.tokens();
-    __half* const ring = static_cast<__half*>(targets.ring) + this->headRow(item) + lane / 4;
+    __half* const ring = static_cast<__half*>(targets.ring) + this->headRow(item) + pairRow();
 #pragma unroll 1
     for (int tile = 0; tile < Traits::kTiles; ++tile) {
       if (4 * tile < tokens) {
         const int own = 4 * tile + lane % 4;
         const __half2 u = solveTile(sum[0], tile, rows, values, beta, pending, tokens);
+        const uint32_t rowsOfU = pairRows(*reinterpret_cast<const uint32_t*>(&u));
         if (own < tokens) {
-          __half* const at = ring + this->ringRow(item, own) * Traits::kHeadDim;
-          at[0] = __low2half(u);
-          at[8] = __high2half(u);
+          *reinterpret_cast<uint32_t*>(ring + this->ringRow(item, own) * Traits::kHeadDim) = rowsOfU;
         }
         addCorrections(sum, tile, rows, u, pending);
       }
@@ -110,7 +109,7 @@ struct GdnConsumer : ConsumerBase<Traits> {
     __half2 mine = __float2half2_rn(0.0f);
 #pragma unroll
     for (int i = 0; i < kTokens; ++i) {
-      const __half2 u = rounded(rates[i], rest[i][0], rest[i][1]);
+      const __half2 u = roundedCorrections(rates[i] * rest[i][0], rates[i] * rest[i][1]);
       if (lane % 4 == i) mine = u;
       const float2 exact = __half22float2(u);
 #pragma unroll
@@ -123,6 +122,13 @@ struct GdnConsumer : ConsumerBase<Traits> {
     return own < tokens ? mine : __float2half2_rn(0.0f);
   }
 
+  // sum += corrections of rows g and g + 8 (exact in tf32) times what they weigh for vector g, in two tf32 parts.
+  static __device__ __forceinline__ void multiplyCorrections(float (&sum)[4], float lower, float upper, float weight) {
+    const Split w = splitTf32(weight);
+    const uint32_t x = __float_as_uint(lower), y = __float_as_uint(upper);
+    mmaTf32(sum, {x, y, x, y}, w.high, w.low);
+  }
+
   // What a tile's corrections add to its queries and to later tiles, whose sums follow its own.
   __device__ void addCorrections(float (&sum)[Traits::kTiles][4], int tile, const WeightRows<Traits>& rows, __half2 u,
                                  int pending) const {
@@ -133,14 +139,16 @@ struct GdnConsumer : ConsumerBase<Traits> {
       sum[0][3] = fmaf(weight, exact.y, sum[0][3]);
     } else {
       const float* weights = rows.token(pending, 4 * tile + lane % 4) + 8 * tile + lane / 4;
-      const uint32_t a[4] = {__float_as_uint(exact.x), __float_as_uint(exact.y), 0u, 0u};
+      // Of the tile's own vectors some precede a correction, with weight zero: NaN stays out of their product, and reaches the
+      // queries that it belongs to below. A correction behind NaN is NaN.
+      const float own[2] = {fmaxf(exact.x, -kLargestHalf), fmaxf(exact.y, -kLargestHalf)};
+      multiplyCorrections(sum[0], own[0], own[1], weights[0]);
 #pragma unroll
-      for (int later = 0; later < Traits::kTiles; ++later) {
-        if (later > 0 && tile + later >= Traits::kTiles) break;
-        const Split w = splitTf32(weights[8 * later]);
-        mmaTf32(sum[later], a, w.high, 0u);
-        mmaTf32(sum[later], a, w.low, 0u);
+      for (int later = 1; later < Traits::kTiles; ++later) {
+        if (tile + later < Traits::kTiles) multiplyCorrections(sum[later], exact.x, exact.y, weights[8 * later]);
       }
+      sum[0][1] = fmaf(0.0f, exact.x, sum[0][1]);
+      sum[0][3] = fmaf(0.0f, exact.y, sum[0][3]);
     }
   }
 

@@ -11,7 +11,10 @@ namespace replayssm::weighed {
 
 template <class Traits>
 struct StateProduct {
-  float part[Traits::kTiles][4][4];  // high and low parts of the state, even and odd steps: none waits for another
+  // High parts of the state, then low ones; but for two tiles, whose sums are enough to keep the matrix units busy, even and
+  // odd steps of each: none waits for another.
+  static constexpr int kTurns = Traits::kTiles == 2 ? 1 : 2;
+  float part[Traits::kTiles][2 * kTurns][4];
 
   // Adds a block: `state` points at the lane's columns of row g, words at those of the lane's vectors.
   __device__ void add(const float* state, const uint4 (&words)[Traits::kTiles]) {
@@ -37,8 +40,8 @@ struct StateProduct {
         const uint32_t near = i < 2 ? words[tile].x : words[tile].y, far = i < 2 ? words[tile].z : words[tile].w;
         const uint32_t b0 = __float_as_uint(i & 1 ? A::high(near) : A::low(near));
         const uint32_t b1 = __float_as_uint(i & 1 ? A::high(far) : A::low(far));
-        mmaTf32(part[tile][i & 1], high, b0, b1);
-        mmaTf32(part[tile][2 + (i & 1)], low, b0, b1);
+        mmaTf32(part[tile][i % kTurns], high, b0, b1);
+        mmaTf32(part[tile][kTurns + i % kTurns], low, b0, b1);
       }
     }
   }
@@ -70,8 +73,8 @@ __device__ __forceinline__ void multiplyState(float (&sum)[Traits::kTiles][4], c
   for (int tile = 0; tile < Traits::kTiles; ++tile) {
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
-      sum[tile][e] = (product.part[tile][0][e] + product.part[tile][1][e]) +
-                     (product.part[tile][2][e] + product.part[tile][3][e]);
+      sum[tile][e] = product.part[tile][0][e] + product.part[tile][1][e];
+      if constexpr (StateProduct<Traits>::kTurns == 2) sum[tile][e] += product.part[tile][2][e] + product.part[tile][3][e];
     }
   }
 }

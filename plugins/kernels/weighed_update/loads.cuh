@@ -45,13 +45,24 @@ struct RecordLoader : LoaderBase<Traits> {
     prefetchRows(ringFactors(info, group), 0, p.ringRows * 4, 1);
   }
 
-  // Records first .. last - 1 of the ring and of this step: pieces of 16 bytes, neighbouring threads side by side.
-  template <int kPieces, class Source>
-  __device__ void rows(int first, int last, uint32_t target, int pitch, const Source& source) const {
-#pragma unroll 2
-    for (int i = thread; i < (last - first) * kPieces; i += threads) {
-      int j = first + i / kPieces, piece = i % kPieces;
-      pieceLoad(target + j * pitch + piece * 16, source(j) + piece * 8);
+  // Records first .. last - 1 of the ring from row 0 at `ring` on, and of this step from token 0 at `tokens` on: pieces of 16
+  // bytes, neighbouring threads side by side.
+  template <int kPieces, class T>
+  __device__ void rows(const RowInfo& info, int first, int last, uint32_t target, int pitch, const T* ring, int rowElements,
+                       const T* tokens, int64_t tokenStride) const {
+    const int piece = thread % kPieces, step = threads / kPieces;  // threads: whole rows of pieces
+    int j = first + thread / kPieces;
+#pragma unroll 1
+    for (; j < min(last, info.pending); j += step) {
+      pieceLoad(target + j * pitch + piece * 16, ring + this->ringRow(info, j) * rowElements + piece * 8);
+    }
+    const T* from = tokens + (j - info.pending) * tokenStride + piece * 8;
+    uint32_t to = target + j * pitch + piece * 16;
+#pragma unroll 4
+    for (; j < last; j += step) {
+      pieceLoad(to, from);
+      from += step * tokenStride;
+      to += step * pitch;
     }
   }
 
@@ -63,10 +74,7 @@ struct RecordLoader : LoaderBase<Traits> {
   __device__ void keys(const RowInfo& info, int row, int group, int first, int last, uint32_t target) const {
     const Act* ring = this->ringKeys(info, group);
     const Act* keys = static_cast<const Act*>(p.k.data) + row * p.k.rowStride + group * p.k.headStride;
-    rows<Traits::kStateDim / 8>(first, last, target, Traits::kKeyPitch, [&](int j) {
-      return j < info.pending ? ring + this->ringRow(info, j) * Traits::kStateDim
-                              : keys + (j - info.pending) * p.k.tokenStride;
-    });
+    rows<Traits::kStateDim / 8>(info, first, last, target, Traits::kKeyPitch, ring, Traits::kStateDim, keys, p.k.tokenStride);
   }
 
   // Factors of the committed keys.
@@ -81,8 +89,9 @@ struct RecordLoader : LoaderBase<Traits> {
   // Queries of this step, behind the keys; they do not depend on the cursors.
   __device__ void queries(const RowInfo& info, int row, int group, uint32_t target) const {
     const Act* queries = static_cast<const Act*>(p.q.data) + row * p.q.rowStride + group * p.q.headStride;
-    rows<Traits::kStateDim / 8>(0, info.tokens, target + layout.queryOffset, Traits::kKeyPitch,
-                                [&](int token) { return queries + token * p.q.tokenStride; });
+    const RowInfo tokens{info.slot, info.tokens, 0, 0};  // no records before them
+    rows<Traits::kStateDim / 8>(tokens, 0, info.tokens, target + layout.queryOffset, Traits::kKeyPitch, queries, 0, queries,
+                                p.q.tokenStride);
   }
 
   // Values of records first .. last - 1: kRows elements of each, from `column` on.
@@ -92,10 +101,8 @@ struct RecordLoader : LoaderBase<Traits> {
     const Act* ring = this->ringValues(info, head) + column;
     const Act* values =
         static_cast<const Act*>(p.value.data) + row * p.value.rowStride + head * p.value.headStride + column;
-    rows<kRows / 8>(first, last, target + column * 2, Traits::kValuePitch, [&](int j) {
-      return j < info.pending ? ring + this->ringRow(info, j) * Traits::kHeadDim
-                              : values + (j - info.pending) * p.value.tokenStride;
-    });
+    rows<kRows / 8>(info, first, last, target + column * 2, Traits::kValuePitch, ring, Traits::kHeadDim, values,
+                    p.value.tokenStride);
   }
 
   // Log-decays of records first .. last - 1.

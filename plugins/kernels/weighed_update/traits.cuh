@@ -151,7 +151,7 @@ constexpr __host__ __device__ SharedLayout sharedLayout(int window, int tokens) 
   const int weightRows = 1 + roundUp(window, 8) + Traits::kMaxTokens;
   const int weightBytes = (weightRows * Traits::kWeightPitch + 4) * 4;  // the last row of one token is eight floats, too
   s.slotBytes = roundUp(s.weightOffset + weightBytes, 128);
-  s.queryOffset = s.records * Traits::kKeyPitch;
+  s.queryOffset = s.records * Traits::kKeyPitch + 64;  // a lane's columns of a key and of a query are on other banks
   s.factorOffset = s.queryOffset + tokens * Traits::kKeyPitch;
   s.productOffset = s.factorOffset + roundUp(s.records * 4, 16);
   s.keyBufferBytes = roundUp(s.productOffset + weightBytes, 128);
