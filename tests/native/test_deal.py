@@ -28,7 +28,8 @@ int main(int argc, char** argv) {
   }
   const int workers = std::atoi(argv[4]);
   const int run = argc > 9 ? std::atoi(argv[9]) : 0, manyPiece = argc > 10 ? std::atoi(argv[10]) : 0;
-  const replayssm::WorkDeal d = replayssm::dealWork(p, workers, std::atoi(argv[5]), wish, run, manyPiece);
+  const int fewRun = argc > 11 ? std::atoi(argv[11]) : 0;
+  const replayssm::WorkDeal d = replayssm::dealWork(p, workers, std::atoi(argv[5]), wish, run, manyPiece, fewRun);
   std::printf("%d %d %d %d %d %d %d\n", d.rounds, d.roundHeads, d.pieceHeads, d.base, d.large, d.pieces,
               replayssm::dealable(p, workers, d, wish));
 }
@@ -101,6 +102,25 @@ def test_larger_pieces_where_there_are_many_rounds(program: Path, rows: int, pie
 def test_a_piece_that_is_no_part_of_the_usual_run_makes_runs_of_whole_groups(program: Path) -> None:
     numbers = deal(program, 256, 128, 8, 264, 2, 0, 8, 0, 4, 4)
     assert dealt_once(numbers, 256, 128, 8, 264) and numbers[1:3] == [16, 8] and numbers[-1] == 1
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 8, 9, 11, 16, 31, 32, 64, 65, 256])
+@pytest.mark.parametrize(("heads", "groups", "workers"), [(96, 8, 264), (128, 8, 264), (96, 8, 30)])
+def test_few_groups_are_dealt_in_runs_of_two_and_drawn_head_by_head(
+    program: Path, rows: int, heads: int, groups: int, workers: int
+) -> None:
+    """Where each worker has less than two groups and more than one run; what is asked goes before, many are as ever."""
+    workers = min(workers, rows * heads)
+    numbers = deal(program, rows, heads, groups, workers, 2, 0, 0, 0, 4, 0, 2)
+    assert dealt_once(numbers, rows, heads, groups, workers) and numbers[-1] == 1
+    usual = deal(program, rows, heads, groups, workers, 2, 0, 0, 0, 4, 0)
+    whole = workers < rows * heads <= usual[2] * workers  # a run each
+    if rows * groups < 2 * workers and heads // groups % 2 == 0 and not whole:
+        assert numbers[1:3] == [2, 1]
+    else:
+        assert numbers == usual
+    asked = (program, rows, heads, groups, workers, 2, 0, 2, 0, 4, 0)
+    assert deal(*asked, 2) == deal(*asked)
 
 
 def test_few_heads_are_one_run_each(program: Path) -> None:

@@ -17,7 +17,7 @@ struct KernelSizes {
   int directThreads, directBytes;
   int teams, stages;  // of a CTA, streamed; stages of a team
   int streamedThreads, streamedBytes;
-  int pieceHeads, runHeads, manyPieceHeads;  // streamed: see dealWork
+  int pieceHeads, runHeads, manyPieceHeads, fewRunHeads;  // streamed: see dealWork
 };
 
 inline UpdateLaunch chooseStreamed(const UpdateParams& p, const KernelSizes& sizes, const LaunchWish& wish) {
@@ -31,7 +31,8 @@ inline UpdateLaunch chooseStreamed(const UpdateParams& p, const KernelSizes& siz
   launch.grid = static_cast<int>(items < ctas ? items : ctas);
   launch.threads = sizes.streamedThreads;
   launch.sharedBytes = sizes.streamedBytes;
-  launch.deal = dealWork(p, launch.workers, sizes.pieceHeads, wish, sizes.runHeads, sizes.manyPieceHeads);
+  launch.deal = dealWork(p, launch.workers, sizes.pieceHeads, wish, sizes.runHeads, sizes.manyPieceHeads,
+                         sizes.fewRunHeads);
   const bool serves = ctas <= p.multiprocessors && dealable(p, launch.workers, launch.deal, wish);
   launch.rank = serves ? launch.stages : 0;
   return launch;

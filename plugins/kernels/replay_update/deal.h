@@ -17,18 +17,24 @@ inline int wholeShare(const UpdateParams& p, int workers, int pieceHeads) {
   return pieceHeads;
 }
 
-// Runs of `usualRun` heads (0: whole groups) in turn while there are two groups and more for each worker, else runs of four;
-// of either all but one round, or a sixth of many, since multiprocessors differ by a tenth, so that the rest can go to whoever
-// is ready, in pieces, the last of them single heads. Pieces have `usualPiece` heads, where there are many rounds `manyPiece`
-// if that is not 0. What is wished replaces the sizes of runs and pieces and the number of rounds left over; runs of another
-// size than usual have pieces that divide them.
+// Runs of `usualRun` heads (0: whole groups) in turn while there are two groups and more for each worker, else runs of
+// four, or, if that is not 0, of `fewRun` and pieces of one head; of any of them all but one round, or a sixth of many,
+// since multiprocessors differ by a tenth, so that the rest can go to whoever is ready, in pieces, the last of them
+// single heads. Pieces have `usualPiece` heads, where there are many rounds `manyPiece` if that is not 0. What is
+// wished replaces the sizes of runs and pieces and the number of rounds left over; runs of another size than usual have
+// pieces that divide them.
 inline WorkDeal dealWork(const UpdateParams& p, int workers, int usualPiece, const LaunchWish& wish = {},
-                         int usualRun = 0, int manyPiece = 0) {
+                         int usualRun = 0, int manyPiece = 0, int fewRun = 0) {
   WorkDeal deal{};
   const int items = p.rows * p.heads, groups = p.rows * p.groups;
-  int pieceHeads = wish.pieceHeads > 0 ? wish.pieceHeads : wholeShare(p, workers, usualPiece);
-  if (groups >= 2 * workers) {
+  const bool few = groups < 2 * workers;
+  const bool unasked = wish.runHeads == 0 && wish.pieceHeads == 0;
+  const bool fine = unasked && few && fewRun > 0 && p.headsPerGroup % fewRun == 0;
+  int pieceHeads = wish.pieceHeads > 0 ? wish.pieceHeads : wholeShare(p, workers, fine ? 1 : usualPiece);
+  if (!few) {
     deal.roundHeads = usualRun > 0 && usualRun % pieceHeads == 0 ? usualRun : p.headsPerGroup;
+  } else if (fine && pieceHeads == 1) {
+    deal.roundHeads = fewRun;
   } else {
     deal.roundHeads = p.headsPerGroup % 4 == 0 ? 4 : pieceHeads;
   }

@@ -91,6 +91,16 @@ __device__ void initBarriers(const Barriers& barriers, int i) {
   barrierInitFence();
 }
 
+// A team's consumers wait for its producer, which has set up the barriers and does not wait for them.
+template <int kThreads>
+__device__ __forceinline__ void teamArrive(int team) {
+  asm volatile("barrier.cta.arrive %0, %1;" ::"r"(1 + team), "n"(kThreads) : "memory");
+}
+template <int kThreads>
+__device__ __forceinline__ void teamWait(int team) {
+  asm volatile("barrier.cta.sync %0, %1;" ::"r"(1 + team), "n"(kThreads) : "memory");
+}
+
 template <class Traits>
 __global__ void __launch_bounds__(Traits::kThreads, 1)
     streamedUpdateKernel(const __grid_constant__ UpdateParams p, const __grid_constant__ SharedLayout layout,
@@ -101,14 +111,15 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
   const int warp = threadIdx.x % kTeamThreads / 32, lane = threadIdx.x % 32;
   char* const share = shared + team * layout.teamBytes;
   const Barriers barriers{sharedAddress(share)};
-  if (warp == 0) initBarriers<Traits>(barriers, lane);
-  __syncthreads();
   releaseDependents();
   if (warp == Traits::kWarps) {
+    initBarriers<Traits>(barriers, lane);
+    teamArrive<kTeamThreads>(team);
     if (!p.settled) waitForPredecessor();
     Producer<Traits>{p, layout, barriers, sharedAddress(share), share, lane, {}, {}}.run(
         team * gridDim.x + blockIdx.x, workers);
   } else {
+    teamWait<kTeamThreads>(team);
     Consumer<Traits> consumer{{p, layout, warp, lane}};
     ItemLoop{layout, barriers, lane}.run(consumer, share);
   }

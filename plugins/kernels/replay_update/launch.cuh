@@ -7,9 +7,10 @@
 
 namespace replayssm {
 
-// Work is dealt in pieces of two heads while they are small; the last piece of the slowest team is the launch's tail. Runs of
-// four heads keep what all teams touch together, outputs above all. With several tokens a run's start costs more: there
-// runs and, in large batches, pieces of four suit small heads alone, and whole groups others.
+// Work is dealt in pieces of two heads while they are small; the last piece of the slowest team is the launch's tail.
+// Runs of four heads keep what all teams touch together, outputs above all. With several tokens a run's start costs
+// more: there runs and, in large batches, pieces of four suit small heads alone, and whole groups others. One token of
+// few rows: runs of two and pieces of one, of which few are drawn.
 constexpr int kPairBytes = 48 << 10;
 constexpr int kFourBytes = 32 << 10;
 
@@ -27,6 +28,7 @@ UpdateLaunch chooseLaunch(const UpdateParams& p, const LaunchWish& wish) {
   sizes.streamedThreads = Traits::kThreads;
   sizes.streamedBytes = layout.teamBytes * Traits::kTeams;
   sizes.pieceHeads = p.headsPerGroup % 2 == 0 && Traits::kStateBytes <= kPairBytes ? 2 : 1;
+  sizes.fewRunHeads = !kWholeGroups && Traits::kSingle ? 2 : 0;
   if (!kWholeGroups && p.headsPerGroup % 4 == 0) {
     const bool small = Traits::kStateBytes <= kFourBytes;
     sizes.runHeads = small || Traits::kSingle ? 4 : 0;

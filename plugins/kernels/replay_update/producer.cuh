@@ -53,8 +53,8 @@ struct Producer {
     }
   }
 
-  // A lane for each of the first heads: its records into the L2, then all states, behind which the records would have to
-  // wait. Returns how many states it sent.
+  // A lane for each of the first heads: its records into the L2, then the states behind the first one, which is on its way;
+  // records behind those would have to wait. Returns how many states are on their way.
   __device__ int sendFirst(const HeadWalk& walk) const {
     if (walk.ended() || walk.zero()) return 0;
     const RowInfo& info = walk.info;
@@ -69,7 +69,7 @@ struct Producer {
       prefetchLine(loader().ringDt(info, head));
     }
     __syncwarp();
-    if (lane < count) loadState(lane, info.slot, head, info.pending + clampedTokens(p, info) > p.window);
+    if (lane > 0 && lane < count) loadState(lane, info.slot, head, info.pending + clampedTokens(p, info) > p.window);
     return count;
   }
 
@@ -113,7 +113,10 @@ struct Producer {
   }
 
   __device__ void run(int worker, int workers) {
-    HeadWalk walk(p, worker, workers, lane);
+    // One state of a team goes ahead of the cursors, whether it is flushed or not; more would keep the records waiting.
+    HeadWalk walk(p, worker, workers, lane, [&](const Chunk& chunk, const RowInfo& info) {
+      if (lane == 0 && chunk.count > 0 && !info.idle()) loadState(0, info.slot, chunk.head, false);
+    });
     int sent = sendFirst(walk);  // states that are on their way
     if (p.settled) waitForPredecessor();  // inputs, outputs and the counter of chunks are its
     int ordinal = 0;

@@ -79,15 +79,15 @@ struct SingleConsumer : ConsumerBase<Traits> {
   // Whether the keys are not needed any more once the chunk's products are made.
   __device__ bool keysDone(const ItemHeader& item) const { return item.pending() + 1 <= p.window; }
 
-  // The token's values and dt into ring row h (behind the committed ones; nobody reads that now).
+  // The token's values and dt into ring row h (behind the committed ones; nobody reads that now): a whole line by one warp,
+  // another one for each head. `values`: of the head's first row.
   __device__ void appendRecord(const ItemHeader& item, const char* values, float dt) const {
-    if (lane > 1) return;
+    if (warp != item.head() % Traits::kWarps || lane * 8 >= Traits::kHeadDim) return;
     const int64_t row = static_cast<int64_t>(item.head()) * p.ringRows + this->ringRow(item, 0);
-    Act* ring = static_cast<Act*>(p.ringValue) + item.slot * p.ringValueSlotStride + row * Traits::kHeadDim +
-                warp * kSlab + lane * 8;
+    Act* ring = static_cast<Act*>(p.ringValue) + item.slot * p.ringValueSlotStride + row * Traits::kHeadDim + lane * 8;
     *reinterpret_cast<uint4*>(ring) =
         *reinterpret_cast<const uint4*>(values + item.pending() * Traits::kValuePitch + lane * 16);
-    if (warp == 0 && lane == 0) p.ringDt[item.slot * p.ringDtSlotStride + row] = dt;
+    if (lane == 0) p.ringDt[item.slot * p.ringDtSlotStride + row] = dt;
   }
 
   __device__ void writeOutput(const ItemHeader& item, float even, float odd) const {
@@ -187,7 +187,7 @@ struct SingleConsumer : ConsumerBase<Traits> {
       out[r] = fmaf(weight, r == 0 ? A::low(pair) : A::high(pair), total);
     }
     writeOutput(item, out[0], out[1]);
-    appendRecord(item, values, own);
+    appendRecord(item, stage + layout.valueOffset, own);
     if (keysDone(item)) return;
     Decay decay;
     decay.loadMamba2(dt, scalars.x, pending, 1, lane);

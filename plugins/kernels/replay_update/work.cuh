@@ -81,21 +81,30 @@ struct HeadWalk {
   const ChunkList list;
   const UpdateParams& p;
   const int lane, early;  // how many chunks are looked up at once
-  RowInfo mine;           // of chunk `lane`
+  RowInfo mine;           // of chunk `lane`, cursors not clamped yet: that would wait for them
   Chunk chunk, next{0, 0, 0, false}, later{0, 0, 0, false};
   RowInfo info, nextInfo{-1, 0, 0, 0}, laterInfo{-1, 0, 0, 0};
   int index = 0, done = 0;  // chunks begun before this one, heads of it that are passed
   int ticket = 0;
   bool fresh = true;  // whether only the first chunk is known
 
-  __device__ HeadWalk(const UpdateParams& params, int worker, int workers, int l)
+  // `beside(chunk, info)` is called with the first chunk, its slot and number of tokens, while the cursors are on their way.
+  template <class Beside>
+  __device__ HeadWalk(const UpdateParams& params, int worker, int workers, int l, const Beside& beside)
       : list{params, worker, workers}, p(params), lane(l), early(min(list.known(), 32)) {
     const Chunk own = list.ofRound(lane);
     mine = fetchRow(p, own.count > 0 ? own.row : -1);
-    fetchCursors(p, mine);
-    chunk = list.ofRound(0);
+    chunk = {__shfl_sync(0xffffffffu, own.row, 0), __shfl_sync(0xffffffffu, own.head, 0),
+             __shfl_sync(0xffffffffu, own.count, 0), __shfl_sync(0xffffffffu, static_cast<int>(own.leads), 0) != 0};
+    if (mine.slot >= 0) {
+      mine.origin = __ldcg(p.origin + mine.slot);
+      mine.pending = __ldcg(p.pending + mine.slot);
+    }
+    beside(chunk, RowInfo{__shfl_sync(0xffffffffu, mine.slot, 0), __shfl_sync(0xffffffffu, mine.tokens, 0), 0, 0});
     info = lookedUp(0);
   }
+  __device__ HeadWalk(const UpdateParams& params, int worker, int workers, int l)
+      : HeadWalk(params, worker, workers, l, [](const Chunk&, const RowInfo&) {}) {}
 
   __device__ bool ended() const { return chunk.count == 0; }
   __device__ bool zero() const { return info.idle(); }
@@ -104,8 +113,11 @@ struct HeadWalk {
   __device__ int head() const { return chunk.head + done; }
 
   __device__ RowInfo lookedUp(int at) const {
-    return {__shfl_sync(0xffffffffu, mine.slot, at), __shfl_sync(0xffffffffu, mine.tokens, at),
-            __shfl_sync(0xffffffffu, mine.origin, at), __shfl_sync(0xffffffffu, mine.pending, at)};
+    RowInfo found{__shfl_sync(0xffffffffu, mine.slot, at), __shfl_sync(0xffffffffu, mine.tokens, at),
+                  __shfl_sync(0xffffffffu, mine.origin, at), __shfl_sync(0xffffffffu, mine.pending, at)};
+    found.origin = min(max(found.origin, 0), p.ringRows - 1);
+    found.pending = min(max(found.pending, 0), p.window);
+    return found;
   }
 
   __device__ void fetchLater(int at) {
