@@ -1,7 +1,8 @@
 // Flushing steps: the CTA takes its part's heads one after the other; their slabs are dealt to the warps in turn. A slab
 // goes from the high-precision checkpoint through shared memory into registers, is folded, read out and written back,
 // with stochastic rounding; while the next one is loaded, the read copy is written to nearest. For NVFP4 a warp tells the
-// slab's largest magnitude, and waits for the head's before it writes the read copy (float16 that is not kRoomy: before it rounds).
+// slab's largest magnitude, and waits for the head's before it writes the read copy
+// (with float16 that is not kRoundsFirst: before it rounds).
 #pragma once
 
 #include "fold.cuh"
@@ -383,7 +384,7 @@ struct HeadFlush {
       }
       if constexpr (Traits::kRoundsFirst) {
         const typename LpCodec::Encoder lp = flush.readEncoder(maxima, item);
-        eachRun<RunOrder::kMovedUp>(s, maxima, [&](const auto& run) { storeNearest(lp, run); });
+        eachRun<RunOrder::kUnrolled>(s, maxima, [&](const auto& run) { storeNearest(lp, run); });
       }
       if constexpr (kStagedRead) flush.storeRead(s, maxima, item);
     }
