@@ -13,6 +13,17 @@ struct PhiloxWords {
   uint32_t word[4];
 };
 
+// Told to the compiler, which otherwise adds zeros to some upper words.
+RSSM_PORTABLE uint64_t wideProduct(uint32_t a, uint32_t b) {
+#if defined(__CUDA_ARCH__)
+  uint64_t product;
+  asm("mul.wide.u32 %0, %1, %2;" : "=l"(product) : "r"(a), "r"(b));
+  return product;
+#else
+  return static_cast<uint64_t>(a) * b;
+#endif
+}
+
 // The words, or their complements, of kCount counters whose first words are c[i] and which share the others. Their
 // rounds are side by side, so that they share the round keys and whatever of the first two rounds does not depend on
 // c[i].
@@ -31,8 +42,7 @@ RSSM_PORTABLE void philox4x32(PhiloxWords (&words)[kCount], const uint32_t (&c)[
 #endif
     for (int i = 0; i < kCount; ++i) {
       uint32_t(&w)[4] = words[i].word;
-      const uint64_t p0 = static_cast<uint64_t>(w[0]) * 0xD2511F53u;
-      const uint64_t p1 = static_cast<uint64_t>(w[2]) * 0xCD9E8D57u;
+      const uint64_t p0 = wideProduct(w[0], 0xD2511F53u), p1 = wideProduct(w[2], 0xCD9E8D57u);
       w[0] = static_cast<uint32_t>(p1 >> 32) ^ w[1] ^ (k0 ^ turn);
       w[1] = static_cast<uint32_t>(p1) ^ turn;
       w[2] = static_cast<uint32_t>(p0 >> 32) ^ w[3] ^ (k1 ^ turn);

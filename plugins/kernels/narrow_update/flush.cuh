@@ -1,7 +1,8 @@
 // Flushing steps: the CTA takes its part's heads one after the other; their slabs are dealt to the warps in turn. A slab
 // goes from the high-precision checkpoint through shared memory into registers, is folded, read out and written back,
 // with stochastic rounding; while the next one is loaded, the read copy is written to nearest. For NVFP4 a warp tells the
-// slab's largest magnitude, and waits for the head's before it writes the read copy (float16: before it rounds).
+// slab's largest magnitude, and waits for the head's before it writes the read copy
+// (with float16 that is not kRoundsFirst: before it rounds).
 #pragma once
 
 #include "fold.cuh"
@@ -115,17 +116,55 @@ struct HeadFlush {
     return __uint_as_float(__reduce_max_sync(kAllLanes, magnitudes(head)[part.lane % Traits::kSlabs]));
   }
 
-  // Rounds a run of the recurrence; looks up anew what it takes.
-  __device__ void storeRun(const typename HpCodec::Encoder& hp, const SlabRun& run) const {
+  // What a slab's draws share; looked up anew.
+  __device__ StateRandom random() const {
     const Item item = current(part);
-    StateRandom random{};
-    if constexpr (Traits::kRecurrence != StateFormat::kFloat32) {
-      random = {part.base(FlushBase::kSeed),
-                static_cast<uint32_t>(part.p.layer) << 16 |
-                    static_cast<uint32_t>(part.p.headOffset + part.saved(-1).firstHead + item.index),
-                static_cast<uint32_t>(part.base(FlushBase::kPosition))};
+    return {part.base(FlushBase::kSeed),
+            static_cast<uint32_t>(part.p.layer) << 16 |
+                static_cast<uint32_t>(part.p.headOffset + part.saved(-1).firstHead + item.index),
+            static_cast<uint32_t>(part.base(FlushBase::kPosition))};
+  }
+
+  template <class Encoder, class Run>
+  static __device__ __forceinline__ void storeNearest(const Encoder& to, const Run& run) {
+    typename Encoder::Codes codes;
+    if constexpr (Encoder::kNearestIsStraight) {
+      to.nearest(codes, run);
+    } else if (!__all_sync(kAllLanes, to.nearest(codes, run))) {
+      to.nearestAnyway(codes, run);
     }
-    hp.stochastic(run, random, item.slab * 16);
+    to.store(codes, run);
+  }
+
+  // Rounds a run of the recurrence. shared: what the slab's draws share, where it is kept over runs.
+  template <class Run>
+  __device__ __forceinline__ void storeRounded(const typename HpCodec::Encoder& to, const Run& run,
+                                               const StateRandom& shared) const {
+    constexpr int kPieces = Traits::kPiecesAtOnce;
+    const int row = current(part).slab * 16 + to.lane / 4 + 8 * run.half;
+    const StateRandom random = Traits::kRoomy ? shared : this->random();
+    typename HpCodec::Encoder::Codes codes;
+#pragma unroll
+    for (int first = 0; first < 2; first += kPieces) {
+      PhiloxWords draws[2 * kPieces];
+      drawPieces<Traits::kExchanged, kPieces>(draws, random, row, 2 * run.block + first, to.lane);
+      bool straight = true;
+#pragma unroll
+      for (int i = 0; i < kPieces; ++i) {
+        straight &= to.stochastic(codes[first + i], run.piece(first + i), run, draws + 2 * i);
+      }
+      if (!__all_sync(kAllLanes, straight)) {
+#pragma unroll
+        for (int i = 0; i < kPieces; ++i) {
+          to.stochasticAnyway(codes[first + i], run.piece(first + i), run, draws + 2 * i);
+        }
+      }
+      if constexpr (kStagedRecurrence) {
+#pragma unroll
+        for (int i = 0; i < kPieces; ++i) to.storePiece(codes[first + i], run, first + i);
+      }
+    }
+    if constexpr (!kStagedRecurrence) to.store(codes, run);
   }
 
   __device__ typename HpCodec::Encoder recurrenceEncoder(const SlabMaxima& maxima, const Item& item) const {
@@ -313,8 +352,8 @@ struct HeadFlush {
     if (valid(next(item))) load(next(item));
   }
 
-  // Both copies are written from the same float32 numbers, of a float16 recurrence run by run. What goes by way of the
-  // slab's place comes before the next load.
+  // Both copies are written from the same float32 numbers, of a float16 recurrence run by run where the slab is lost by it.
+  // What goes by way of the slab's place comes before the next load.
   __device__ void storeBoth(Slab& s) const {
     constexpr bool kLoadsFirst = !kStagedRead && (Traits::kOwnStage || !kStagedRecurrence);
     constexpr bool kBoth = !Traits::kShared && Traits::kRecurrence == StateFormat::kFloat16;
@@ -326,16 +365,27 @@ struct HeadFlush {
       if constexpr (kLoadsFirst) flush.loadNext(item);
       if constexpr (Traits::kWholeHead) flush.tellLargest(maxima, item);
       const typename HpCodec::Encoder hp = flush.recurrenceEncoder(maxima, item);
-      if constexpr (kBoth) {
-        const typename LpCodec::Encoder lp = flush.readEncoder(maxima, item);
-        eachRun<Traits::kRunsAtOnce>(s, maxima.finite, [&](const SlabRun& run) {
-          storeRun(hp, run);
-          lp.nearest(run);
-        });
+      const StateRandom shared = Traits::kRoomy ? random() : StateRandom{};
+      if constexpr (Traits::kRecurrence == StateFormat::kFloat32) {
+        eachRun<Traits::kRunOrder>(s, maxima, [&](const auto& run) { hp.storeExactly(run); });
+      } else if constexpr (!kBoth || Traits::kRoundsFirst) {
+        eachRun<Traits::kRunOrder>(s, maxima, [&](const auto& run) { storeRounded(hp, run, shared); });
       } else {
-        eachRun<Traits::kRunsAtOnce>(s, maxima.finite, [&](const SlabRun& run) { storeRun(hp, run); });
+        const typename LpCodec::Encoder lp = flush.readEncoder(maxima, item);
+        eachRun<Traits::kRunOrder>(s, maxima, [&](const auto& run) {
+          storeNearest(Traits::kRoomy ? lp : lookedUp(lp), run);
+          storeRounded(hp, run, shared);
+        });
       }
-      hp.finish();
+      if constexpr (kBoth && !Traits::kRoomy) {
+        recurrenceEncoder(maxima, current(part)).finish();
+      } else {
+        hp.finish();
+      }
+      if constexpr (Traits::kRoundsFirst) {
+        const typename LpCodec::Encoder lp = flush.readEncoder(maxima, item);
+        eachRun<RunOrder::kUnrolled>(s, maxima, [&](const auto& run) { storeNearest(lp, run); });
+      }
       if constexpr (kStagedRead) flush.storeRead(s, maxima, item);
     }
     if constexpr (!kLoadsFirst) {
@@ -350,9 +400,17 @@ struct HeadFlush {
     }
   }
 
+  // The encoder with its addresses looked up anew, so that they are not kept in registers over runs.
+  __device__ typename LpCodec::Encoder lookedUp(typename LpCodec::Encoder lp) const {
+    const Item item = current(part);
+    lp.at = rows(FlushBase::kRead, item, Lp::kRowBytes);
+    if constexpr (Lp::kScaleBytes > 0 && Traits::kWholeHead) lp.scales = rows(FlushBase::kReadScale, item, Lp::kScaleBytes);
+    return lp;
+  }
+
   __device__ void storeRead(Slab& s, const SlabMaxima& maxima, const Item& item) const {
     const typename LpCodec::Encoder lp = readEncoder(maxima, item);
-    eachRun<4>(s, maxima.finite, [&](const SlabRun& run) { lp.nearest(run); });
+    eachRun<RunOrder::kUnrolled>(s, maxima, [&](const auto& run) { storeNearest(lp, run); });
     lp.finish();
   }
 

@@ -93,7 +93,9 @@ struct Part {
   __device__ __forceinline__ uint64_t base(FlushBase which) const {
     return sharedLong(sharedAddress(own()) + Traits::kSlabBytes + 16 + 8 * static_cast<uint32_t>(which));
   }
-  __device__ __forceinline__ char* pointer(FlushBase which) const { return reinterpret_cast<char*>(base(which)); }
+  __device__ __forceinline__ char* pointer(FlushBase which) const {
+    return static_cast<char*>(__cvta_global_to_generic(base(which)));
+  }
   // By every warp, before its first slab.
   __device__ void saveBases() const {
     const auto copy = [&](const void* data, int64_t slotBytes, int rowBytes) {

@@ -14,11 +14,17 @@ using Slab = SlabPiece[4][2];  // [piece][row g or g + 8][column]
 
 constexpr uint32_t kInfinityBits = 0x7f800000u;
 
+// The larger number; NaN where there is one.
+__device__ __forceinline__ float maximum(float a, float b) {
+  asm("max.NaN.f32 %0, %0, %1;" : "+f"(a) : "f"(b));
+  return a;
+}
+
 // Largest magnitude of a piece; NaN where there is one.
 __device__ __forceinline__ float largestOf(const SlabPiece& x) {
   float largest = fabsf(x[0]);
 #pragma unroll
-  for (int i = 1; i < 8; ++i) asm("max.NaN.f32 %0, %0, %1;" : "+f"(largest) : "f"(fabsf(x[i])));
+  for (int i = 1; i < 8; ++i) largest = maximum(largest, fabsf(x[i]));
   return largest;
 }
 
@@ -40,70 +46,96 @@ __device__ __forceinline__ float largestFinite(const SlabPiece& x) {
   return largest;
 }
 
-// Of two pieces, the largest magnitude of their finite numbers; finite: all of the lane's numbers are.
-__device__ __forceinline__ float largestOf(const SlabPiece& low, const SlabPiece& high, bool finite) {
-  float largest = largestOf(low);
-  asm("max.NaN.f32 %0, %0, %1;" : "+f"(largest) : "f"(largestOf(high)));
-  if (!__all_sync(kAllLanes, finite)) largest = fmaxf(largestFinite(low), largestFinite(high));
-  return largest;
+// Of two pieces, the largest magnitude of their finite numbers; bounded: all of the lane's numbers are.
+__device__ __forceinline__ float largestOf(const SlabPiece& low, const SlabPiece& high, bool bounded) {
+  const float largest = maximum(largestOf(low), largestOf(high));
+  return __all_sync(kAllLanes, bounded) ? largest : fmaxf(largestFinite(low), largestFinite(high));
 }
 
-// Largest finite magnitudes of a lane's rows g and g + 8.
+// Largest finite magnitudes of a lane's runs and of its rows g and g + 8.
 struct SlabMaxima {
+  float run[2][2];  // [block][half]
   float row[2];
-  bool finite;  // all of the lane's numbers
+  bool bounded;  // all of the lane's numbers are finite, and within float16's range
 
   __device__ __forceinline__ explicit SlabMaxima(const Slab& s) {
-    float largest = 0.0f;
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      row[half] = largestOf(s[0][half]);
-#pragma unroll
-      for (int b = 1; b < 4; ++b) asm("max.NaN.f32 %0, %0, %1;" : "+f"(row[half]) : "f"(largestOf(s[b][half])));
-      asm("max.NaN.f32 %0, %0, %1;" : "+f"(largest) : "f"(row[half]));
+    for (int i = 0; i < 4; ++i) {
+      run[i / 2][i % 2] = maximum(largestOf(s[i / 2 * 2][i % 2]), largestOf(s[i / 2 * 2 + 1][i % 2]));
     }
-    finite = largest < __uint_as_float(kInfinityBits);
-    if (__all_sync(kAllLanes, finite)) return;
+    setRows();
+    bounded = maximum(row[0], row[1]) < 65504.0f;
+    if (__all_sync(kAllLanes, bounded)) return;
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      row[half] = 0.0f;
-#pragma unroll
-      for (int b = 0; b < 4; ++b) row[half] = fmaxf(row[half], largestFinite(s[b][half]));
+    for (int i = 0; i < 4; ++i) {
+      run[i / 2][i % 2] = fmaxf(largestFinite(s[i / 2 * 2][i % 2]), largestFinite(s[i / 2 * 2 + 1][i % 2]));
     }
+    setRows();
+  }
+  __device__ __forceinline__ void setRows() {
+    row[0] = maximum(run[0][0], run[1][0]);
+    row[1] = maximum(run[0][1], run[1][1]);
   }
   __device__ __forceinline__ float all() const { return fmaxf(row[0], row[1]); }
 };
 
-// A lane's 16 columns of every 64 of a row, pieces 2 block and 2 block + 1.
+// Hidden from the compiler, which would rather select than branch.
+__device__ __forceinline__ float moved(float x) {
+  float to;
+  asm volatile("mov.b32 %0, %1;" : "=f"(to) : "f"(x));
+  return to;
+}
+
+// A lane's 16 columns of every 64 of a row, pieces 2 block and 2 block + 1. kKept: their largest magnitude is `known`;
+// without, it is found again where it is asked for.
+template <bool kKept>
 struct SlabRun {
   const SlabPiece &low, &high;
-  bool finite;  // all of the lane's numbers
+  float known;
+  bool bounded;  // of the slab (SlabMaxima)
   int block, half;
 
   __device__ __forceinline__ const SlabPiece& piece(int i) const { return i == 0 ? low : high; }
-  // Magnitude, of the finite numbers. It is found again: nothing but the slab is kept over runs.
-  __device__ __forceinline__ float largest() const { return largestOf(low, high, finite); }
+  // Magnitude, of the finite numbers.
+  __device__ __forceinline__ float largest() const { return kKept ? known : largestOf(low, high, bounded); }
 };
 
-// Runs of a slab in turn, kAtOnce of them in code: with fewer than four the slab moves up in its registers, and is lost.
-// An instruction cache that does not hold a slab's way costs more than that.
-template <int kAtOnce, class Each>
-__device__ __forceinline__ void eachRun(Slab& s, bool finite, Each each) {
-  static_assert(kAtOnce == 4 || kAtOnce == 2 || kAtOnce == 1, "whole passes");
-#pragma unroll 1
-  for (int first = 0;; first += kAtOnce) {
+// Runs of a slab in turn.
+template <RunOrder kOrder, class Each>
+__device__ __forceinline__ void eachRun(Slab& s, const SlabMaxima& maxima, Each each) {
+  if constexpr (kOrder == RunOrder::kUnrolled) {
 #pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      const int b = i / 2 * 2, half = i % 2, run = first + i;
-      each(SlabRun{s[b][half], s[b + 1][half], finite, run / 2, run % 2});
+    for (int run = 0; run < 4; ++run) {
+      const int block = run / 2, half = run % 2;
+      each(SlabRun<true>{s[2 * block][half], s[2 * block + 1][half], maxima.run[block][half], maxima.bounded, block, half});
     }
-    if (first + kAtOnce == 4) return;
+  } else if constexpr (kOrder == RunOrder::kCopied) {
+#pragma unroll 1
+    for (int run = 0; run < 4; ++run) {
+      SlabPiece own[2];
+      float largest;
 #pragma unroll
-    for (int i = 0; i + kAtOnce < 4; ++i) {
-      const int from = i + kAtOnce;
+      for (int i = 0; i < 4; ++i) {
+        if (run != i) continue;
+        const int block = i / 2, half = i % 2;
 #pragma unroll
-      for (int e = 0; e < 16; ++e) {
-        s[i / 2 * 2 + e / 8][i % 2][e % 8] = s[from / 2 * 2 + e / 8][from % 2][e % 8];
+        for (int e = 0; e < 16; ++e) own[e / 8][e % 8] = moved(s[2 * block + e / 8][half][e % 8]);
+        largest = moved(maxima.run[block][half]);
+      }
+      each(SlabRun<true>{own[0], own[1], largest, maxima.bounded, run / 2, run % 2});
+    }
+  } else {
+#pragma unroll 1
+    for (int run = 0;; ++run) {
+      each(SlabRun<false>{s[0][0], s[1][0], 0.0f, maxima.bounded, run / 2, run % 2});
+      if (run == 3) return;
+#pragma unroll
+      for (int to = 0; to < 3; ++to) {
+        const int from = to + 1;
+#pragma unroll
+        for (int e = 0; e < 16; ++e) {
+          s[to / 2 * 2 + e / 8][to % 2][e % 8] = s[from / 2 * 2 + e / 8][from % 2][e % 8];
+        }
       }
     }
   }
@@ -133,6 +165,19 @@ __device__ __forceinline__ uint32_t truncatedHalves(float low, float high) {
   return pair;
 }
 
+// Draws of kPieces pieces from `first` on of a run, two counters each. row: of the run's half of the slab, within the head.
+template <bool kExchanged, int kPieces>
+__device__ __forceinline__ void drawPieces(PhiloxWords (&draws)[2 * kPieces], const StateRandom& random, int row, int first,
+                                           int lane) {
+  uint32_t quads[2 * kPieces];
+#pragma unroll
+  for (int i = 0; i < kPieces; ++i) {
+    quads[2 * i] = 2 * octetOf<kExchanged>(row, first + i, lane);
+    quads[2 * i + 1] = quads[2 * i] + 1;
+  }
+  random.complements(draws, quads);
+}
+
 // Element i of a piece takes this word's complement: the draws of two counters (StateRandom::complements).
 __device__ __forceinline__ uint32_t complementOf(const PhiloxWords* draws, int i) { return draws[i / 4].word[i % 4]; }
 
@@ -149,20 +194,26 @@ __device__ __forceinline__ void addDraws(float (&sum)[8], const SlabPiece& x, co
 
 // A slab as it lies in global memory, from shared memory, 512 bytes at a time: a lane's own 16 bytes would leave half
 // of every sector to a later store, which costs the L2 twice as much. For a warp, once all lanes have written their
-// part.
+// part. Eight loads are on their way before the first store.
 template <int kBytes>
 __device__ __forceinline__ void copyRows(char* to, const char* from, int lane) {
+  constexpr int kAtOnce = kBytes / 512 < 8 ? kBytes / 512 : 8;
   __syncwarp();
 #pragma unroll
-  for (int i = 0; i < kBytes / 512; ++i) {
-    reinterpret_cast<uint4*>(to)[i * 32 + lane] = reinterpret_cast<const uint4*>(from)[i * 32 + lane];
+  for (int first = 0; first < kBytes / 512; first += kAtOnce) {
+    uint4 words[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) words[i] = reinterpret_cast<const uint4*>(from)[(first + i) * 32 + lane];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) reinterpret_cast<uint4*>(to)[(first + i) * 32 + lane] = words[i];
   }
   __syncwarp();
 }
 
-// Codecs: decode() takes a slab out of shared memory. An Encoder writes one to global memory, a run after another, to
-// nearest or stochastically; finish() follows the last. What would be half sectors goes by way of `room`. Where kExchanged,
-// two lanes' pieces are (see slabColumn).
+// Codecs: decode() takes a slab out of shared memory. An Encoder writes one to global memory, a run after another:
+// stochastic() and nearest() go the straight way and tell whether the lane's codes are right (those of
+// kNearestIsStraight always are), the same with Anyway go the long one, store() follows either. finish() follows the last
+// run. What would be half sectors goes by way of `room`. Where kExchanged, two lanes' pieces are (see slabColumn).
 template <StateFormat kFormat, bool kExchanged>
 struct SlabCodec;
 

@@ -36,7 +36,8 @@ struct SlabCodec<StateFormat::kFloat32, kExchanged> {
         : stage(room), at(data), lane(l) {}
 
     // Exact, so nothing is drawn.
-    __device__ __forceinline__ void stochastic(const SlabRun& run, const StateRandom&, int) const {
+    template <class Run>
+    __device__ __forceinline__ void storeExactly(const Run& run) const {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const SlabPiece& x = run.piece(i);
@@ -71,6 +72,9 @@ struct SlabCodec<StateFormat::kFloat16, kExchanged> {
   }
 
   struct Encoder {
+    using PieceCodes = uint32_t[4];
+    using Codes = PieceCodes[2];
+    static constexpr bool kNearestIsStraight = true;
     static constexpr uint32_t kSmallestNormal = 0x38800000u;  // 2^-14
     char *stage, *at;
     int lane;
@@ -96,60 +100,63 @@ struct SlabCodec<StateFormat::kFloat16, kExchanged> {
              (__byte_perm(__float_as_uint(low), __float_as_uint(high), 0x7632) & 0x80008000u);
     }
 
-    // bounded: no number is beyond float16's range. One below the smallest normal one has come out as that one at most.
-    static __device__ __forceinline__ uint4 octet(const SlabPiece& x, bool bounded, const PhiloxWords* draws) {
-      uint32_t halves[4];
-      float sum[8];
-      addDraws<13>(sum, x, draws);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) halves[i] = truncatedHalves(sum[2 * i], sum[2 * i + 1]);
-      const uint32_t least = leastHalves(leastHalves(halves[0], halves[1]), leastHalves(halves[2], halves[3]));
-      if (!__all_sync(kAllLanes, bounded && (least - 0x04010401u & 0x80008000u) == 0)) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {  // numbers that small are few and far between
-          const float low = x[2 * i], high = x[2 * i + 1];
-          if (!__all_sync(kAllLanes, bounded && fminf(fabsf(low), fabsf(high)) >= __uint_as_float(kSmallestNormal))) {
-            halves[i] = anyHalves(low, high, complementOf(draws, 2 * i), complementOf(draws, 2 * i + 1));
-          }
-        }
-      }
-      return make_uint4(halves[0], halves[1], halves[2], halves[3]);
-    }
-
     // Of two pairs of float16 numbers, the lesser magnitudes.
     static __device__ __forceinline__ uint32_t leastHalves(uint32_t a, uint32_t b) {
       const __half2 least = __hmin2(__habs2(*reinterpret_cast<const __half2*>(&a)),
                                     __habs2(*reinterpret_cast<const __half2*>(&b)));
       return *reinterpret_cast<const uint32_t*>(&least);
     }
+    // Of eight rounded numbers; one below the smallest normal one has come out as that one at most.
+    static __device__ __forceinline__ bool noneSubnormal(const uint32_t (&halves)[4]) {
+      const uint32_t least = leastHalves(leastHalves(halves[0], halves[1]), leastHalves(halves[2], halves[3]));
+      return (least - 0x04010401u & 0x80008000u) == 0;
+    }
 
-    // firstRow: of the slab, within the head.
-    __device__ __forceinline__ void stochastic(const SlabRun& run, const StateRandom& random, int firstRow) const {
-      const int row = firstRow + lane / 4 + 8 * run.half;
-      const bool bounded = run.finite && run.largest() < 65504.0f;
+    template <class Run>
+    static __device__ __forceinline__ bool stochastic(PieceCodes& codes, const SlabPiece& x, const Run& run,
+                                                      const PhiloxWords* draws) {
+      float sum[8];
+      addDraws<13>(sum, x, draws);
 #pragma unroll
-      for (int piece = 0; piece < 2; ++piece) {
-        const int b = 2 * run.block + piece;
-        PhiloxWords draws[2];
-        const uint32_t quad = 2 * octetOf<kExchanged>(row, b, lane);
-        random.complements(draws, {quad, quad + 1});
-        *place(stage, b, run.half, lane) = octet(run.piece(piece), bounded, draws);
+      for (int i = 0; i < 4; ++i) codes[i] = truncatedHalves(sum[2 * i], sum[2 * i + 1]);
+      return run.bounded && noneSubnormal(codes);
+    }
+
+    template <class Run>
+    static __device__ __forceinline__ void stochasticAnyway(PieceCodes& codes, const SlabPiece& x, const Run& run,
+                                                            const PhiloxWords* draws) {
+      if (__all_sync(kAllLanes, run.bounded && noneSubnormal(codes))) return;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {  // numbers that small are few and far between
+        const float low = x[2 * i], high = x[2 * i + 1];
+        if (!__all_sync(kAllLanes, run.bounded && fminf(fabsf(low), fabsf(high)) >= __uint_as_float(kSmallestNormal))) {
+          codes[i] = anyHalves(low, high, complementOf(draws, 2 * i), complementOf(draws, 2 * i + 1));
+        }
       }
     }
 
-    __device__ __forceinline__ void nearest(const SlabRun& run) const {
+    template <class Run>
+    __device__ __forceinline__ void nearest(Codes& codes, const Run& run) const {
 #pragma unroll
       for (int piece = 0; piece < 2; ++piece) {
         const SlabPiece& x = run.piece(piece);
-        uint32_t words[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           asm("cvt.rn.f16x2.f32 %0, %1, %2;"
-              : "=r"(words[i])
+              : "=r"(codes[piece][i])
               : "f"(saturated(x[2 * i + 1])), "f"(saturated(x[2 * i])));
         }
-        *place(stage, 2 * run.block + piece, run.half, lane) = make_uint4(words[0], words[1], words[2], words[3]);
       }
+    }
+
+    template <class Run>
+    __device__ __forceinline__ void storePiece(const PieceCodes& codes, const Run& run, int piece) const {
+      *place(stage, 2 * run.block + piece, run.half, lane) = make_uint4(codes[0], codes[1], codes[2], codes[3]);
+    }
+    template <class Run>
+    __device__ __forceinline__ void store(const Codes& codes, const Run& run) const {
+#pragma unroll
+      for (int piece = 0; piece < 2; ++piece) storePiece(codes[piece], run, piece);
     }
 
     // Within float16's finite range; NaN stays NaN.

@@ -32,6 +32,9 @@ struct SlabCodec<StateFormat::kE4m3, kExchanged> {
   }
 
   struct Encoder {
+    using PieceCodes = uint2;
+    using Codes = PieceCodes[2];
+    static constexpr bool kNearestIsStraight = true;
     char* at;
     int lane;
     float factor[2];  // of rows g and g + 8
@@ -56,59 +59,55 @@ struct SlabCodec<StateFormat::kE4m3, kExchanged> {
                         e4m3NearestPair(x[4], x[5]) | e4m3NearestPair(x[6], x[7]) << 16);
     }
 
-    // What is left after cutting off is exact.
-    static __device__ __forceinline__ uint2 stochasticOctet(const SlabPiece& x, const PhiloxWords (&draws)[2],
-                                                            bool finite) {
-      if (__all_sync(kAllLanes, finite && leastOf(x) >= 0.015625f)) {
-        float sum[8];
-        addDraws<20>(sum, x, draws);
-#pragma unroll
-        for (int i = 0; i < 8; ++i) sum[i] = __uint_as_float(__float_as_uint(sum[i]) & 0xfff00000u);
-        return nearestOctet(sum);
-      }
-      uint32_t words[2] = {};
-#pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        words[i / 4] |= static_cast<uint32_t>(e4m3Stochastic(x[i], ~complementOf(draws, i))) << 8 * (i % 4);
-      }
-      return make_uint2(words[0], words[1]);
-    }
-
-    __device__ __forceinline__ void scale(SlabPiece& y, const SlabPiece& x, int half) const {
-      const float own = half == 0 ? factor[0] : factor[1];
+    template <class Run>
+    __device__ __forceinline__ void scale(SlabPiece& y, const SlabPiece& x, const Run& run) const {
+      const float own = run.half == 0 ? factor[0] : factor[1];
 #pragma unroll
       for (int i = 0; i < 8; ++i) y[i] = x[i] * own;
     }
 
-    // octet(i): eight codes of piece i of the run.
-    template <class Octet>
-    __device__ __forceinline__ void encode(int block, int half, Octet octet) const {
-      const uint2 octets[2] = {octet(0), octet(1)};
+    // What is left after cutting off is exact. Not right for numbers below the smallest normal one.
+    template <class Run>
+    __device__ __forceinline__ bool stochastic(PieceCodes& codes, const SlabPiece& x, const Run& run,
+                                               const PhiloxWords* draws) const {
+      SlabPiece y, sum;
+      scale(y, x, run);
+      addDraws<20>(sum, y, draws);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) sum[i] = __uint_as_float(__float_as_uint(sum[i]) & 0xfff00000u);
+      codes = nearestOctet(sum);
+      return run.bounded && leastOf(y) >= 0.015625f;
+    }
+
+    template <class Run>
+    __device__ __forceinline__ void stochasticAnyway(PieceCodes& codes, const SlabPiece& x, const Run& run,
+                                                     const PhiloxWords* draws) const {
+      SlabPiece y;
+      scale(y, x, run);
+      uint32_t words[2] = {};
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        words[i / 4] |= static_cast<uint32_t>(e4m3Stochastic(y[i], ~complementOf(draws, i))) << 8 * (i % 4);
+      }
+      codes = make_uint2(words[0], words[1]);
+    }
+
+    template <class Run>
+    __device__ __forceinline__ void nearest(Codes& codes, const Run& run) const {
+#pragma unroll
+      for (int piece = 0; piece < 2; ++piece) {
+        SlabPiece y;
+        scale(y, run.piece(piece), run);
+        codes[piece] = nearestOctet(y);
+      }
+    }
+
+    template <class Run>
+    __device__ __forceinline__ void store(const Codes& codes, const Run& run) const {
       const bool exchanged = kExchanged && lane % 4 >= 2;
-      const uint2 low = exchanged ? octets[1] : octets[0], high = exchanged ? octets[0] : octets[1];
-      *reinterpret_cast<uint4*>(at + (lane / 4 + 8 * half) * 128 + block * 64 + lane % 4 * 16) =
+      const uint2 low = exchanged ? codes[1] : codes[0], high = exchanged ? codes[0] : codes[1];
+      *reinterpret_cast<uint4*>(at + (lane / 4 + 8 * run.half) * 128 + run.block * 64 + lane % 4 * 16) =
           make_uint4(low.x, low.y, high.x, high.y);
-    }
-
-    // Draws come before scaled numbers: registers for both at once are not to be had.
-    __device__ __forceinline__ void stochastic(const SlabRun& run, const StateRandom& random, int firstRow) const {
-      encode(run.block, run.half, [&](int i) {
-        const int row = firstRow + lane / 4 + 8 * run.half;
-        const uint32_t quad = 2 * octetOf<kExchanged>(row, 2 * run.block + i, lane);
-        PhiloxWords draws[2];
-        random.complements(draws, {quad, quad + 1});
-        SlabPiece y;
-        scale(y, run.piece(i), run.half);
-        return stochasticOctet(y, draws, run.finite);
-      });
-    }
-
-    __device__ __forceinline__ void nearest(const SlabRun& run) const {
-      encode(run.block, run.half, [&](int i) {
-        SlabPiece y;
-        scale(y, run.piece(i), run.half);
-        return nearestOctet(y);
-      });
     }
   };
 };
@@ -116,6 +115,11 @@ struct SlabCodec<StateFormat::kE4m3, kExchanged> {
 template <bool kExchanged>
 struct SlabCodec<StateFormat::kE2m1, kExchanged> {
   struct Encoder {
+    struct Codes {
+      uint32_t words[2];  // of both pieces
+      uint32_t scale;
+    };
+    static constexpr bool kNearestIsStraight = false;
     char* at;
     char* scales;
     float headScale;  // of the whole head, which other warps hold parts of
@@ -154,37 +158,56 @@ struct SlabCodec<StateFormat::kE2m1, kExchanged> {
       return magnitudes | (even >> 4 & 0x08080808u) | (odd & 0x80808080u);
     }
 
-    __device__ __forceinline__ void store(const SlabPiece (&y)[2], uint8_t scale, const SlabRun& run) const {
-      const int row = lane / 4 + 8 * run.half;
-      scales[row * 8 + run.block * 4 + lane % 4] = static_cast<char>(scale);
-      const uint32_t words[2] = {codes(y[0]), codes(y[1])};
-      const bool exchanged = kExchanged && lane % 4 >= 2;
-      *reinterpret_cast<uint2*>(at + row * 64 + run.block * 32 + lane % 4 * 8) =
-          exchanged ? make_uint2(words[1], words[0]) : make_uint2(words[0], words[1]);
+    // Not right for ties, NaN, numbers beyond float16 and scales at the ends of the range.
+    template <class Run>
+    __device__ __forceinline__ bool nearest(Codes& to, const Run& run) const {
+      constexpr uint32_t kLow = 0x26800000u, kHigh = 0x58800000u;  // 2^-50, 2^50: a block's is from 2^-56 to 2^59
+      to.scale = e4m3Nearest(run.largest() * blockFactor);
+      const float scale = __uint_as_float((to.scale << 20) + 0x3c000000u) * headScale;  // of a normal code
+      const float factor = reciprocal(scale) * kSmall;
+      uint32_t lower = 0xffffu;  // ties have zeros in the lower 16 bits, as few others have
+#pragma unroll
+      for (int piece = 0; piece < 2; ++piece) {
+        SlabPiece y;
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+          y[i] = run.piece(piece)[i] * factor;
+          lower = __vminu2(lower, __float_as_uint(y[i]));
+        }
+        to.words[piece] = codes(y);
+      }
+      return run.bounded && (lower & 0xffffu) != 0 && to.scale >= kSmallestNormal &&
+             __float_as_uint(headScale) - kLow < kHigh - kLow;
     }
 
-    // Ties, NaN and scales at the ends of the range take a longer way.
-    __device__ __forceinline__ void nearest(const SlabRun& run) const {
-      constexpr uint32_t kLow = 0x21800000u, kHigh = 0x5d800000u;  // 2^-60, 2^60
-      const uint8_t code = nvfp4BlockScale(run.largest(), blockFactor);
-      const float scale = nvfp4Scale(code, headScale);
-      const float factor = reciprocal(scale) * kSmall;
-      SlabPiece y[2];
+    template <class Run>
+    __device__ __forceinline__ void nearestAnyway(Codes& to, const Run& run) const {
+      to.scale = nvfp4BlockScale(run.largest(), blockFactor);
+      const float exact = inverse(nvfp4Scale(to.scale, headScale));
+      SlabPiece rest[2];
 #pragma unroll
-      for (int i = 0; i < 16; ++i) y[i / 8][i % 8] = run.piece(i / 8)[i % 8] * factor;
-      uint32_t lower = __float_as_uint(y[0][0]);  // ties have zeros in the lower 16 bits, as few others have
+      for (int i = 0; i < 16; ++i) rest[i / 8][i % 8] = run.piece(i / 8)[i % 8];
+#pragma unroll 1
+      for (int piece = 0; piece < 2; ++piece) {  // in code once
+        SlabPiece y;
 #pragma unroll
-      for (int i = 1; i < 16; ++i) lower = __vminu2(lower, __float_as_uint(y[i / 8][i % 8]));
-      if (!__all_sync(kAllLanes, run.finite && (lower & 0xffffu) != 0 && code >= kSmallestNormal &&
-                                     __float_as_uint(scale) - kLow < kHigh - kLow)) {
-        const float exact = inverse(scale);
-#pragma unroll
-        for (int i = 0; i < 16; ++i) {  // a minimum takes no notice of NaN
-          const float capped = fmaxf(fminf(run.piece(i / 8)[i % 8] * exact, kE2m1Largest), -kE2m1Largest);
-          y[i / 8][i % 8] = towardEven(capped * kSmall);
+        for (int i = 0; i < 8; ++i) {  // a minimum takes no notice of NaN
+          const float capped = fmaxf(fminf(rest[0][i] * exact, kE2m1Largest), -kE2m1Largest);
+          y[i] = towardEven(capped * kSmall);
+          rest[0][i] = rest[1][i];
         }
+        to.words[0] = to.words[1];
+        to.words[1] = codes(y);
       }
-      store(y, code, run);
+    }
+
+    template <class Run>
+    __device__ __forceinline__ void store(const Codes& codes, const Run& run) const {
+      const int row = lane / 4 + 8 * run.half;
+      scales[row * 8 + run.block * 4 + lane % 4] = static_cast<char>(codes.scale);
+      const bool exchanged = kExchanged && lane % 4 >= 2;
+      *reinterpret_cast<uint2*>(at + row * 64 + run.block * 32 + lane % 4 * 8) =
+          exchanged ? make_uint2(codes.words[1], codes.words[0]) : make_uint2(codes.words[0], codes.words[1]);
     }
   };
 };

@@ -28,6 +28,11 @@ __device__ __forceinline__ int slabColumn(int b, int c) {
   return b / 2 * 64 + c * 16 + (b % 2 ^ (kExchanged ? c / 2 : 0)) * 8;
 }
 
+// How a flush takes the runs of a slab (eachRun): all of them in code, or one, to which the others come: copied, which takes
+// a run's registers, or moving up, after which the slab is lost. An instruction cache that does not hold a slab's way costs
+// more than the moves.
+enum class RunOrder { kUnrolled, kCopied, kMovedUp };
+
 template <Family kFamily_, StateFormat kRecurrence_, StateFormat kRead_, class Act_, int kHeadDim_, int kStateDim_,
           int kWarps_, int kMaxTokens_>
 struct NarrowTraits {
@@ -97,9 +102,15 @@ struct NarrowTraits {
   static constexpr int kWeightPitch = 20;  // floats
   static constexpr int kWeightBytes = kPlain ? kMaxRounds * kWeightPitch * 4 : 0;
 
-  // Runs of a slab that a flush has in code at once (eachRun): float16's stochastic rounding is long (see the README), FP8's
-  // leaves no registers for it.
-  static constexpr int kRunsAtOnce = kRecurrence == StateFormat::kFloat16 ? 1 : 4;
+  // Stochastic rounding to float16 is long. Only plain decoding of Mamba-2 has registers for a copied run, for draws of both
+  // of a run's pieces side by side, and for what a slab's draws share. There all of a slab is rounded before a read copy in
+  // NVFP4 asks for the largest magnitude of the head, which other warps tell meanwhile.
+  static constexpr bool kRoomy = kPlain && kRecurrence == StateFormat::kFloat16;
+  static constexpr RunOrder kRunOrder = kRoomy                                 ? RunOrder::kCopied
+                                        : kRecurrence == StateFormat::kFloat16 ? RunOrder::kMovedUp
+                                                                               : RunOrder::kUnrolled;
+  static constexpr int kPiecesAtOnce = kRoomy ? 2 : 1;
+  static constexpr bool kRoundsFirst = kRoomy && kRead == StateFormat::kE2m1;
   // Codes of Mamba-2's float16 recurrences have a place of their own on their way out, so that the next slab comes early.
   static constexpr bool kOwnStage = !kGdn && kRecurrence == StateFormat::kFloat16;
 
