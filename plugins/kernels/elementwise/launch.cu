@@ -14,8 +14,10 @@ cudaError_t launchNorm(const RmsNormParams& p, cudaStream_t stream) {
   if (!p.wide || p.size > kMaxRowThreads * kRowVector) {
     return launchOn(stream, p.programmaticLaunch, anyRmsNormKernel<Act, kParts>, grid, 256, p);
   }
-  const int threads = (p.size / kRowVector + 31) / 32 * 32;
-  return launchOn(stream, p.programmaticLaunch, rmsNormKernel<Act, kParts>, grid, threads, p);
+  const int words = kParts ? 1 : kRowWords, piece = 32 * kRowVector * words;
+  const int threads = (p.size + piece - 1) / piece * 32;
+  const auto kernel = kParts ? partsRmsNormKernel<Act> : rmsNormKernel<Act>;
+  return launchOn(stream, p.programmaticLaunch, kernel, grid, threads, p);
 }
 
 template <class Act>
