@@ -118,6 +118,11 @@ ActivationParams flatten(const rssm_activation_args& a) {
   return p;
 }
 
+cudaError_t launchChosen(ActivationParams p, cudaStream_t stream) {
+  const cudaError_t code = findMultiprocessors(p.multiprocessors);
+  return code == cudaSuccess ? launchActivation(p, stream) : code;
+}
+
 template <class Args, class Check, class Launch>
 rssm_status call(const char* operation, const Args* args, void* stream, rssm_error* error, Check checkArgs,
                  Launch launch) {
@@ -137,6 +142,5 @@ rssm_status rssm_rms_norm(const rssm_rms_norm_args* args, void* stream, rssm_err
 }
 
 rssm_status rssm_activation(const rssm_activation_args* args, void* stream, rssm_error* error) {
-  return replayssm::call("rssm_activation", args, stream, error, replayssm::checkActivation,
-                         replayssm::launchActivation);
+  return replayssm::call("rssm_activation", args, stream, error, replayssm::checkActivation, replayssm::launchChosen);
 }

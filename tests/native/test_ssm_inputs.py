@@ -101,6 +101,16 @@ def test_mamba2_limits_bound_the_step(library: _abi.Library) -> None:
     assert int(((free > 0.25) & (free < 1.5)).sum()) > 50
 
 
+def test_mamba2_limits_keep_nan(library: _abi.Library) -> None:
+    """As a comparison with a bound does, in the reference too."""
+    inputs = Inputs(library, _abi.Kind.MAMBA2, 64, 16, "bfloat16")
+    inputs.limits = (0.25, 1.5)
+    inputs.dt_bias[7] = float("nan")
+    found = inputs.call([1], [16], 16, prompt=False)["decay"]
+    assert found[..., 7].isnan().all()
+    assert not found[..., :7].isnan().any() and not found[..., 8:].isnan().any()
+
+
 @pytest.mark.parametrize("kind", ["MAMBA2", "GDN"])
 @pytest.mark.parametrize("rows", [5, 600])
 def test_the_convolution_has_the_bits_of_the_one_alone(library: _abi.Library, kind: str, rows: int) -> None:

@@ -7,7 +7,8 @@
 
 namespace replayssm {
 
-constexpr int kPartPiece = 32;       // positions; parts of the keys are whole pieces
+constexpr int kPartPiece = 32;  // positions; parts of the keys are whole pieces
+constexpr int kAlike = 16;
 
 struct AttentionItem {
   int row, kvHead, firstRow, split;
@@ -41,8 +42,9 @@ __device__ __forceinline__ int existingKeys(const AttentionParams& p, int row) {
 }
 
 // Rows in the order of falling numbers of keys into order[rows]; keys: room for as many numbers. All threads of the
-// block take part. False, and nothing written, where the order makes no difference: one item a block, rows alike; and
-// where there are so many rows that they are even enough as they are.
+// block take part. False, and nothing written, where the order makes no difference: one item a block, rows alike up to
+// a kAlike-th (as in a verify step of sequences that began alike: ranking them costs more than it evens out); and where
+// there are so many rows that they are even enough as they are.
 template <class Traits>
 __device__ __forceinline__ bool orderRows(const AttentionParams& p, int items, int* keys, uint16_t* order) {
   constexpr int kThreads = Traits::kThreads, kHeld = (Traits::kOrderedRows + kThreads - 1) / kThreads;
@@ -53,7 +55,7 @@ __device__ __forceinline__ bool orderRows(const AttentionParams& p, int items, i
 #pragma unroll
   for (int i = 0; i < kHeld; ++i) {
     held[i] = existingKeys(p, min(thread + i * kThreads, p.rows - 1));
-    uneven |= held[i] != first;
+    uneven |= abs(held[i] - first) > first / kAlike;
   }
 #pragma unroll
   for (int i = 0; i < kHeld; ++i) {

@@ -29,7 +29,7 @@ auto withTraits(const AttentionParams& p, Visitor visit) {
   if (p.size > 128) {
     if (rows > 32) return visit(AttentionTraits<Act, 256, 2, 4, 1>{});
     if (rows > 16) return visit(AttentionTraits<Act, 256, 2, 2, 2>{});
-    if (rows > 8) return visit(AttentionTraits<Act, 256, 2, 1, 4>{});
+    if (rows > 8) return visit(AttentionTraits<Act, 256, 1, 2, 4>{});
     return visit(AttentionTraits<Act, 256, 1, 1, 4>{});
   }
   if (p.size > 64) {

@@ -58,6 +58,22 @@ __device__ __forceinline__ uint16_t loadIf(bool wanted, const uint16_t* at) {
   return word;
 }
 
+__device__ __forceinline__ float loadIf(bool wanted, const float* at) {
+  float value;
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %2, 0;\nmov.b32 %0, 0;\n@p ld.global.b32 %0, [%1];\n}"
+               : "=&f"(value)
+               : "l"(at), "r"(static_cast<int>(wanted))
+               : "memory");
+  return value;
+}
+
+// One store of a whole word, which the compiler may cut otherwise.
+__device__ __forceinline__ void storeWord(uint16_t* at, uint16_t word) { *at = word; }
+__device__ __forceinline__ void storeWord(uint4* at, const uint4& word) {
+  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(at), "r"(word.x), "r"(word.y), "r"(word.z), "r"(word.w)
+               : "memory");
+}
+
 template <class Act>
 __device__ __forceinline__ void unpack(uint16_t packed, float (&values)[1]) {
   values[0] = Activation<Act>::toFloat(packed);

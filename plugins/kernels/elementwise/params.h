@@ -28,6 +28,7 @@ struct RmsNormParams {
 struct ActivationParams {
   int64_t rows;
   int32_t groups, size;
+  int32_t multiprocessors;
   int32_t function;  // RSSM_SILU ...
   bool float16;
   bool wide;  // as above

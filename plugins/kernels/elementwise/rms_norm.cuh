@@ -40,14 +40,14 @@ __device__ __forceinline__ void addParts(float (&x)[kRowVector], bool inside, co
   }
 }
 
-// Rows of up to kMaxRowThreads * 8 channels, 8 a thread, held in registers between the two uses. kParts: x is the float32
-// parts of a product, with a residual.
-template <class Act, bool kParts>
-__global__ void __launch_bounds__(kMaxRowThreads) rmsNormKernel(const __grid_constant__ RmsNormParams p) {
+// Rows of up to kMaxRowThreads * 8 channels that are the float32 parts of a product, with a residual: 8 channels a thread,
+// held in registers between the two uses.
+template <class Act>
+__global__ void __launch_bounds__(kMaxRowThreads) partsRmsNormKernel(const __grid_constant__ RmsNormParams p) {
   using Word = Packed<kRowVector>;
   __shared__ float shared[kMaxRowThreads / 32];
   const int channel = static_cast<int>(threadIdx.x) * kRowVector;
-  const bool inside = channel < p.size, adds = p.residual != nullptr;
+  const bool inside = channel < p.size;
   const int64_t row = blockIdx.x;
   releaseDependents();
   float weight[kRowVector] = {};
@@ -56,23 +56,14 @@ __global__ void __launch_bounds__(kMaxRowThreads) rmsNormKernel(const __grid_con
   const auto at = [&](const void* base, int64_t stride) {
     return reinterpret_cast<const Word*>(static_cast<const uint16_t*>(base) + row * stride + channel);
   };
-  // both at once: a branch around the second one would make it wait for the first
-  Word word = {};
-  if constexpr (!kParts) word = loadIf(inside, at(p.x, p.xStride));
-  const Word other = loadIf(inside && adds, at(p.residual, p.residualStride));
-  float x[kRowVector] = {};
-  if constexpr (kParts) {
-    addParts(x, inside, static_cast<const float*>(p.x) + row * p.xStride + channel, p.parts, p.partStride);
-  }
-  if (kParts || adds) {
-    float r[kRowVector];
-    if constexpr (!kParts) unpack<Act>(word, x);
-    unpack<Act>(other, r);
+  const Word other = loadIf(inside, at(p.residual, p.residualStride));
+  float x[kRowVector] = {}, r[kRowVector];
+  addParts(x, inside, static_cast<const float*>(p.x) + row * p.xStride + channel, p.parts, p.partStride);
+  unpack<Act>(other, r);
 #pragma unroll
-    for (int v = 0; v < kRowVector; ++v) x[v] += r[v];
-    word = pack<Act>(x);
-    if (inside) *const_cast<Word*>(at(p.sum, p.sumStride)) = word;
-  }
+  for (int v = 0; v < kRowVector; ++v) x[v] += r[v];
+  const Word word = pack<Act>(x);
+  if (inside) *const_cast<Word*>(at(p.sum, p.sumStride)) = word;
   unpack<Act>(word, x);
   float square = 0.0f;
 #pragma unroll
@@ -81,6 +72,60 @@ __global__ void __launch_bounds__(kMaxRowThreads) rmsNormKernel(const __grid_con
 #pragma unroll
   for (int v = 0; v < kRowVector; ++v) x[v] = x[v] * scale * weight[v];
   if (inside) *const_cast<Word*>(at(p.out, p.outStride)) = pack<Act>(x);
+}
+
+constexpr int kRowWords = 4;  // of a thread: small blocks, all of which run at once when there are a thousand rows
+
+// Rows of up to kMaxRowThreads * 8 channels, kRowWords times 8 a thread. Weights come last, from the L1: in registers they
+// would take the room of other blocks.
+template <class Act>
+__global__ void __launch_bounds__(kMaxRowThreads / kRowWords, 4)
+    rmsNormKernel(const __grid_constant__ RmsNormParams p) {
+  using Word = Packed<kRowVector>;
+  __shared__ float shared[kMaxRowThreads / kRowWords / 32];
+  const int first = static_cast<int>(threadIdx.x) * kRowVector, step = static_cast<int>(blockDim.x) * kRowVector;
+  const bool adds = p.residual != nullptr;
+  const int64_t row = blockIdx.x;
+  releaseDependents();
+  waitForPredecessor();
+  const auto at = [&](const void* base, int64_t stride, int i) {
+    return reinterpret_cast<const Word*>(static_cast<const uint16_t*>(base) + row * stride + first + i * step);
+  };
+  // all at once: a branch around one would make it wait for the one before
+  Word words[kRowWords], others[kRowWords];
+#pragma unroll
+  for (int i = 0; i < kRowWords; ++i) {
+    const bool inside = first + i * step < p.size;
+    words[i] = loadIf(inside, at(p.x, p.xStride, i));
+    others[i] = loadIf(inside && adds, at(p.residual, p.residualStride, i));
+  }
+  float square = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kRowWords; ++i) {
+    float x[kRowVector], r[kRowVector];
+    if (adds) {
+      unpack<Act>(words[i], x);
+      unpack<Act>(others[i], r);
+#pragma unroll
+      for (int v = 0; v < kRowVector; ++v) x[v] += r[v];
+      words[i] = pack<Act>(x);
+      if (first + i * step < p.size) storeWord(const_cast<Word*>(at(p.sum, p.sumStride, i)), words[i]);
+    }
+    unpack<Act>(words[i], x);
+#pragma unroll
+    for (int v = 0; v < kRowVector; ++v) square = fmaf(x[v], x[v], square);
+  }
+  const float scale = rsqrtf(blockSum(square, shared) / static_cast<float>(p.size) + p.eps);
+#pragma unroll
+  for (int i = 0; i < kRowWords; ++i) {
+    if (first + i * step >= p.size) break;
+    float x[kRowVector], weight[kRowVector];
+    unpack<Act>(words[i], x);
+    normWeight(weight, p.weight + first + i * step, p.weightOffset);
+#pragma unroll
+    for (int v = 0; v < kRowVector; ++v) x[v] = x[v] * scale * weight[v];
+    storeWord(const_cast<Word*>(at(p.out, p.outStride, i)), pack<Act>(x));
+  }
 }
 
 // Rows of any size and alignment: single channels, read twice. kParts: as above.

@@ -231,7 +231,9 @@ __device__ __forceinline__ void decayInputs(const SsmInputsParams& p, int firstR
     const int64_t at = (static_cast<int64_t>(firstRow + r) * p.tokens + token) * p.heads + head;
     const bool live = token < info[r].tokens;
     const float raised = softplus(decay[r] + bias);
-    p.decayOut[at] = !live ? 0.0f : gdn ? rate * raised : fminf(fmaxf(raised, p.dtLow), p.dtHigh);
+    // comparisons keep a NaN, fminf and fmaxf do not
+    const float bounded = raised < p.dtLow ? p.dtLow : raised > p.dtHigh ? p.dtHigh : raised;
+    p.decayOut[at] = !live ? 0.0f : gdn ? rate * raised : bounded;
     if (gdn) p.betaOut[at] = live ? 1.0f / (1.0f + expf(-beta[r])) : 0.0f;
   }
 }
