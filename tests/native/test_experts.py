@@ -135,6 +135,19 @@ def test_a_token_does_not_depend_on_the_others(case: LayerCase) -> None:
         assert torch.equal(part, whole[:count]), count
 
 
+@pytest.mark.parametrize("tokens", [5, 120], ids=["few", "many"])
+@pytest.mark.parametrize("gated", [False, True], ids=["relu2", "swiglu"])
+def test_a_token_that_is_not_a_number_stays_so(gated: bool, tokens: int) -> None:
+    """And touches no other: NaN is what a broken layer before gives, and it must be seen behind the experts."""
+    device = DeviceLayer(Layer(LayerCase("nvfp4", 8, 256, 128, 2, gated, tokens)))
+    whole = device.run()
+    device.x[1] = float("nan")
+    got = device.run()
+    assert got[1].isnan().all()
+    others = [0, *range(2, tokens)]
+    assert torch.equal(got[others], whole[others])
+
+
 def test_ids_out_of_range_give_no_work() -> None:
     layer = Layer(LayerCase("nvfp4", 4, 128, 64, 2, False, 12))
     device = DeviceLayer(layer)

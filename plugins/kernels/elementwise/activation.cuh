@@ -17,8 +17,7 @@ template <int kFunction>
 __device__ __forceinline__ float activated(float x) {
   if constexpr (kFunction == RSSM_SILU) return siluFast(x);
   if constexpr (kFunction == RSSM_SIGMOID) return sigmoidFast(x);
-  const float positive = fmaxf(x, 0.0f);
-  return x != x ? x : positive * positive;  // fmaxf drops NaN
+  return squaredRelu(x);
 }
 
 // kVector channels a thread; blocks along x over the channels of all groups, rows along y and z.

@@ -93,8 +93,8 @@ struct OutPlace {
 // Two products of a row: what becomes of them, but for their routing weight.
 __device__ __forceinline__ uint32_t finishPair(ExpertEpilogue epilogue, float low, float high, float weight) {
   if (epilogue == ExpertEpilogue::kRelu2) {
-    low = fmaxf(low, 0.0f) * fmaxf(low, 0.0f);
-    high = fmaxf(high, 0.0f) * fmaxf(high, 0.0f);
+    low = squaredRelu(low);
+    high = squaredRelu(high);
   }
   return packPair<__nv_bfloat16>(low * weight, high * weight);
 }

@@ -82,8 +82,8 @@ __device__ __forceinline__ void storeTile(const GroupedParams& p, const Round& r
         continue;
       }
       if (p.epilogue == ExpertEpilogue::kRelu2) {
-        low = fmaxf(low, 0.0f) * fmaxf(low, 0.0f);
-        high = fmaxf(high, 0.0f) * fmaxf(high, 0.0f);
+        low = squaredRelu(low);
+        high = squaredRelu(high);
       }
       const float weight = p.epilogue == ExpertEpilogue::kWeighted ? p.rowWeight[row] : 1.0f;
       *reinterpret_cast<uint32_t*>(at) = packPair<__nv_bfloat16>(low * weight, high * weight);
