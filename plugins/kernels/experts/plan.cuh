@@ -159,7 +159,11 @@ __global__ void __launch_bounds__(kPlanThreads) planKernel(const __grid_constant
 #pragma unroll
   for (int i = 0; i < kOwn; ++i) {
     if (!owns(i)) continue;
-    if ((firstExpert + i) % blocks == rank) writePasses(p.plan, firstExpert + i, whole[i], p.passTokens, at);
+    const PlanSums adds = sumsOf(whole[i], p.passTokens);
+    if ((firstExpert + i) % blocks == rank) {
+      writePasses(p.plan, firstExpert + i, whole[i], p.passTokens, at);
+      for (int row = whole[i]; row < adds.rows; ++row) p.plan.rowWeight[at.rows + row] = 0.0f;
+    }
     int place = at.rows + before[i];
 #pragma unroll 8
     for (int w = 0; w < kPlanWarps; ++w) {
@@ -168,7 +172,7 @@ __global__ void __launch_bounds__(kPlanThreads) planKernel(const __grid_constant
       count = place;
       place = next;
     }
-    at = at + sumsOf(whole[i], p.passTokens);
+    at = at + adds;
   }
   if (rank == 0 && threadIdx.x == 0) {
     *p.plan.entryCount = total.passes;
