@@ -40,6 +40,7 @@ CASES = [
     LayerCase("bf16", 4, 192, 128, 2, True, 150),
 ]
 SUPER_MANY = LayerCase("nvfp4", 512, 128, 128, 22, False, 1024)  # 22,528 pairs: their plan is a cluster of blocks
+DRAWN = LayerCase("nvfp4", 8, 1152, 2176, 4, False, 4096)  # some 256 passes: of both products blocks draw the last ones
 # Passes of 32 tokens and more, both products of whole steps: on compute capability 9.0 by a warpgroup's instructions.
 DEEP = [
     LayerCase("nvfp4", 8, 256, 384, 3, False, 200),  # 75 an expert: two passes; rounds of 24 and of 16 tiles
@@ -125,7 +126,7 @@ def test_all_tokens_to_one_expert() -> None:
     assert_close(DeviceLayer(layer).run(), layer.result(rounded=False), layer.result(rounded=True))
 
 
-@pytest.mark.parametrize("case", [LayerCase("nvfp4", 4, 256, 128, 3, True, 250), SUPER_MANY], ids=str)
+@pytest.mark.parametrize("case", [LayerCase("nvfp4", 4, 256, 128, 3, True, 250), SUPER_MANY, DRAWN], ids=str)
 def test_a_token_does_not_depend_on_the_others(case: LayerCase) -> None:
     """Alone, among few and among so many that an expert takes several passes or the plan a cluster: the same bits."""
     device = DeviceLayer(Layer(case))

@@ -153,7 +153,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocks) groupedKernel(const _
   // when the second reads it before its own wait.
   if (!p.weightsFirst) waitForPredecessor();
   releaseDependents();
-  findRun<T::kRoundGroups>(p, state.run);
+  findRun<T::kRoundGroups>(p, passesOf(p), state.run);
   const int warp = static_cast<int>(threadIdx.x) / 32;
   if (warp < T::kWarps) {
     multiply<T>(p, state, sharedAddress(memory));
