@@ -48,7 +48,7 @@ bool mayBeDeep(const rssm_experts_args& a) {
 
 // Offsets of everything in the workspace; the only place that knows them.
 struct ExpertsWorkspace {
-  int64_t entryCount, entries, rowToken, rowWeight, position, inner, rows, ordered, bytes;
+  int64_t entryCount, tickets, entries, rowToken, rowWeight, position, inner, rows, ordered, bytes;
 
   explicit ExpertsWorkspace(const rssm_experts_args& a) {
     const int64_t pairs = a.x.shape[0] * a.ids.shape[1];
@@ -62,13 +62,14 @@ struct ExpertsWorkspace {
       return offset;
     };
     entryCount = take(sizeof(int32_t));
+    tickets = take(2 * sizeof(int32_t));
     entries = take((passes + 1) * static_cast<int64_t>(sizeof(ExpertEntry)));
     rowToken = take(padded * static_cast<int64_t>(sizeof(int32_t)));
     rowWeight = take(padded * static_cast<int64_t>(sizeof(float)));
     position = take(pairs * static_cast<int64_t>(sizeof(int32_t)));
     inner = take(padded * a.up.rows * 2);
     rows = take(padded * a.down.rows * 2);
-    ordered = take(mayBeDeep(a) ? padded * a.up.columns * 2 : 0);
+    ordered = take(mayBeDeep(a) ? a.x.shape[0] * a.up.columns * 2 : 0);
     bytes = at;
   }
 };
@@ -85,6 +86,7 @@ PlanParams planParams(const rssm_experts_args& a, const ExpertsWorkspace& layout
   p.experts = static_cast<int32_t>(a.up.data.shape[0]);
   p.passTokens = choosePassTokens(a.pass_tokens, static_cast<int64_t>(p.tokens) * p.topK, p.experts);
   p.plan.entryCount = reinterpret_cast<int32_t*>(workspace + layout.entryCount);
+  p.plan.tickets = reinterpret_cast<int32_t*>(workspace + layout.tickets);
   p.plan.entries = reinterpret_cast<ExpertEntry*>(workspace + layout.entries);
   p.plan.rowToken = reinterpret_cast<int32_t*>(workspace + layout.rowToken);
   p.plan.rowWeight = reinterpret_cast<float*>(workspace + layout.rowWeight);
@@ -111,6 +113,8 @@ struct Products {
     down.out = workspace + layout.rows;
     down.outStride = a.down.rows;
     down.rowWeight = plan.plan.rowWeight;
+    up.tickets = plan.plan.tickets;
+    down.tickets = plan.plan.tickets + 1;
     down.weightsFirst = true;
     for (GroupedParams* p : {&up, &down}) {
       p->entries = plan.plan.entries;
@@ -126,17 +130,14 @@ cudaError_t launchProducts(const Products& p, cudaStream_t stream) {
   return code == cudaSuccess ? launchGrouped(p.down, stream) : code;
 }
 
-// Both products read tokens in the order of their steps, which a copy makes for the first and the first for the second.
-cudaError_t launchDeepProducts(const rssm_experts_args& a, uint8_t* ordered, const ExpertPlan& plan, Products p,
-                               cudaStream_t stream) {
+// The first product picks ordered tokens and leaves its channels in the order of the second one's steps.
+cudaError_t launchDeepProducts(const OrderParams& order, Products p, cudaStream_t stream) {
   cudaError_t code = cudaErrorNotSupported;
   if constexpr (kDeepBuilt) {
-    const GatherParams gather = {a.x.data, ordered, a.x.stride[0], a.up.columns, stepColumnsOf(p.up.format), plan};
-    p.up.in = ordered;
-    p.up.inStride = a.up.columns;
+    p.up.in = order.out;
+    p.up.inStride = order.columns;
     p.up.outStep = stepColumnsOf(p.down.format);
-    code = launchGather(gather, stream);
-    if (code == cudaSuccess) code = launchDeep(p.up, stream);
+    code = launchDeep(p.up, stream);
     if (code == cudaSuccess) code = launchDeep(p.down, stream);
   }
   return code;
@@ -154,7 +155,7 @@ cudaError_t queryDeep(bool& deep) {
 
 cudaError_t launchAll(const rssm_experts_args& a, uint8_t* workspace, cudaStream_t stream) {
   const ExpertsWorkspace layout(a);
-  const PlanParams plan = planParams(a, layout, workspace);
+  PlanParams plan = planParams(a, layout, workspace);
   const Products products(a, layout, plan, workspace);
   ReduceParams sum{};
   sum.rows = products.down.out;
@@ -166,10 +167,12 @@ cudaError_t launchAll(const rssm_experts_args& a, uint8_t* workspace, cudaStream
   sum.channels = a.down.rows;
   bool deep = false;
   cudaError_t code = queryDeep(deep);
+  deep = deep && mayBeDeep(a);
+  if (deep) plan.order = {a.x.data, workspace + layout.ordered, a.x.stride[0], plan.tokens, a.up.columns};
   if (code == cudaSuccess) code = launchPlan(plan, stream);
   if (code != cudaSuccess) return code;
-  if (deep && mayBeDeep(a)) {
-    code = launchDeepProducts(a, workspace + layout.ordered, plan.plan, products, stream);
+  if (deep) {
+    code = launchDeepProducts(plan.order, products, stream);
   } else {
     code = launchProducts(products, stream);
   }

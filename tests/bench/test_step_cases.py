@@ -102,7 +102,7 @@ def test_a_drafting_slot_holds_a_quarter_of_the_state(preset: str) -> None:
         ("void replayssm::streamedUpdateKernel<replayssm::Mamba2<80>>", "SSM"),
         ("void replayssm::conventionalKernel<4>", "SSM"), ("void replayssm::ssmInputsKernel<8>", "convolution"),
         ("void replayssm::groupedKernel<Nvfp4>(int)", "experts"),
-        ("void replayssm::deepKernel<Nvfp4>(int)", "experts"), ("replayssm::gatherKernel(int)", "experts"),
+        ("void replayssm::deepKernel<Nvfp4>(int)", "experts"), ("replayssm::planKernel(Plan)", "experts"),
         ("void at::native::vectorized_gather_kernel<16, long>(char*)", OTHER),
         ("void replayssm::skippingDirectKernel<4>", "SSM"), ("void replayssm::mergeKernel<128>(int)", "attention"),
         ("void replayssm::wideAttentionKernel<128>(int)", "attention"),

@@ -40,6 +40,7 @@ CASES = [
     LayerCase("bf16", 4, 192, 128, 2, True, 150),
 ]
 SUPER_MANY = LayerCase("nvfp4", 512, 128, 128, 22, False, 1024)  # 22,528 pairs: their plan is a cluster of blocks
+DRAWN = LayerCase("nvfp4", 8, 1152, 2176, 4, False, 4096)  # some 256 passes: of both products blocks draw the last ones
 # Passes of 32 tokens and more, both products of whole steps: on compute capability 9.0 by a warpgroup's instructions.
 DEEP = [
     LayerCase("nvfp4", 8, 256, 384, 3, False, 200),  # 75 an expert: two passes; rounds of 24 and of 16 tiles
@@ -125,7 +126,7 @@ def test_all_tokens_to_one_expert() -> None:
     assert_close(DeviceLayer(layer).run(), layer.result(rounded=False), layer.result(rounded=True))
 
 
-@pytest.mark.parametrize("case", [LayerCase("nvfp4", 4, 256, 128, 3, True, 250), SUPER_MANY], ids=str)
+@pytest.mark.parametrize("case", [LayerCase("nvfp4", 4, 256, 128, 3, True, 250), SUPER_MANY, DRAWN], ids=str)
 def test_a_token_does_not_depend_on_the_others(case: LayerCase) -> None:
     """Alone, among few and among so many that an expert takes several passes or the plan a cluster: the same bits."""
     device = DeviceLayer(Layer(case))
@@ -133,6 +134,19 @@ def test_a_token_does_not_depend_on_the_others(case: LayerCase) -> None:
     for count in (1, 9, 40, 130):
         part = native_experts.experts(device.x[:count], device.ids[:count], device.weights[:count], device.stacks)
         assert torch.equal(part, whole[:count]), count
+
+
+@pytest.mark.parametrize("tokens", [5, 120], ids=["few", "many"])
+@pytest.mark.parametrize("gated", [False, True], ids=["relu2", "swiglu"])
+def test_a_token_that_is_not_a_number_stays_so(gated: bool, tokens: int) -> None:
+    """And touches no other: NaN is what a broken layer before gives, and it must be seen behind the experts."""
+    device = DeviceLayer(Layer(LayerCase("nvfp4", 8, 256, 128, 2, gated, tokens)))
+    whole = device.run()
+    device.x[1] = float("nan")
+    got = device.run()
+    assert got[1].isnan().all()
+    others = [0, *range(2, tokens)]
+    assert torch.equal(got[others], whole[others])
 
 
 def test_ids_out_of_range_give_no_work() -> None:

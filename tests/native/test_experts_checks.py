@@ -132,13 +132,13 @@ def test_the_lengths_of_passes_need_as_much_workspace_as_any_step(library: _abi.
         assert all(layer_workspace(library, tokens, 0) <= reserved for tokens in range(1, most + 1))
 
 
-def test_tokens_are_copied_from_passes_of_32_on(library: _abi.Library) -> None:
+def test_tokens_are_ordered_from_passes_of_32_on(library: _abi.Library) -> None:
     """Where both products have whole steps of a warpgroup; `chosen`: 2 x tokens / 6 an expert, more than 6 or fewer."""
     tokens, width = 50, 256
-    copies = tokens * K * width * 2
-    for inner, copied in ((128, True), (384, True), (192, False), (64, False)):
+    copy = tokens * width * 2
+    for inner, ordered in ((128, True), (384, True), (192, False), (64, False)):
         few, *more = (layer_workspace(library, tokens, most, inner=inner) for most in (16, 32, 64, 0))
-        assert [needed > few + copies // 2 for needed in more] == [copied] * 3, inner
+        assert [needed > few + copy // 2 for needed in more] == [ordered] * 3, inner
     assert layer_workspace(library, 18, 0) == layer_workspace(library, 18, 16), "6 an expert"
     assert layer_workspace(library, 19, 0) == layer_workspace(library, 19, 32), "7 an expert"
 

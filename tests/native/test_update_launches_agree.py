@@ -91,6 +91,40 @@ def test_how_heads_are_dealt_changes_no_bit(library: _abi.Library, shape: str, t
     assert not different
 
 
+@pytest.mark.parametrize(("shape", "rows"), [("super120b", 64), ("nano4b", 100), ("qwen4b", 100), ("qwen4b", 1056)])
+@pytest.mark.parametrize("tokens", [1, 4])
+def test_rows_that_flush_among_others_change_no_bit(
+    library: _abi.Library, shape: str, rows: int, tokens: int
+) -> None:
+    """Each row is what it is where all rows flush, or none: in which order rows are worked on shows nowhere."""
+    import torch
+
+    from trtllm_replayssm.bench.problem import Problem
+
+    case = case_of(shape, rows, tokens, StateFormat.FLOAT32)
+    flushes = torch.rand(rows, generator=torch.Generator().manual_seed(rows)).lt(0.3).cuda()
+
+    def run(pending: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        problem = Problem(case, library, cold=False, launch=UpdateLaunch(kernel=UpdateKernel.STREAMED))
+        problem._pending[-1] = pending.int()
+        problem.slots[0][[3, 40]] = -1
+        problem.num_tokens[7] = 0
+        problem.run(0, -1)
+        assert problem.state is not None
+        slots.append(problem.slots[0].long())
+        return problem.out, list(problem.state.tensors())
+
+    slots: list[torch.Tensor] = []
+    mixed, mixed_state = run(torch.where(flushes, 16, 5))
+    for whole, chosen in ((16, flushes), (5, ~flushes)):
+        out, state = run(torch.full_like(flushes, whole, dtype=torch.int32))
+        mine = chosen[slots[0]] & (slots[0] >= 0)
+        assert torch.equal(mixed[mine], out[mine])
+        assert all(torch.equal(a[chosen], b[chosen]) for a, b in zip(mixed_state, state, strict=True))
+        del out, state
+    assert not mixed[slots[0] < 0].any()
+
+
 @pytest.mark.parametrize("model", MODELS)
 def test_a_session_records_the_launch_of_each_batch(
     model: str, monkeypatch: pytest.MonkeyPatch

@@ -125,4 +125,11 @@ __device__ __forceinline__ uint4 pack(const float (&values)[8]) {
 // x * sigmoid(x) to a few float32 steps; callers round the result to 16 bits.
 __device__ __forceinline__ float siluFast(float x) { return __fdividef(x, 1.0f + __expf(-x)); }
 
+// max(x, 0)^2. NaN stays NaN, which fmaxf would drop.
+__device__ __forceinline__ float squaredRelu(float x) {
+  float positive;
+  asm("max.NaN.f32 %0, %1, 0f00000000;" : "=f"(positive) : "f"(x));
+  return positive * positive;
+}
+
 }  // namespace replayssm

@@ -25,8 +25,7 @@ template <int kFunction>
 __device__ __forceinline__ float activated(float x) {
   if constexpr (kFunction == RSSM_SILU) return __fdividef(x, 1.0f + expMinus(x));
   if constexpr (kFunction == RSSM_SIGMOID) return sigmoidFast(x);
-  const float positive = fmaxf(x, 0.0f);
-  return x != x ? x : positive * positive;  // fmaxf drops NaN
+  return squaredRelu(x);
 }
 
 // kVector channels of kRows rows a thread, all loaded at once; blocks along x over the channels of all groups, along y

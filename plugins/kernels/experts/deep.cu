@@ -1,7 +1,5 @@
-// Launches of products of many tokens by the instructions of a warpgroup, and of the copy that orders their tokens. Built
-// for sm_90a alone.
+// Launches of products of many tokens by the instructions of a warpgroup. Built for sm_90a alone.
 #include "deep.cuh"
-#include "gather.cuh"
 #include "grouped_launch.cuh"
 
 namespace replayssm {
@@ -17,7 +15,7 @@ cudaError_t launchTraitsDeep(GroupedParams p, cudaStream_t stream) {
   p.steps = p.columns / T::Format::kStepColumns;
   p.groups = (p.tiles + kLayoutTiles - 1) / kLayoutTiles;
   const int stages = (device.blockBytes - kReserved) / p.stageBytes;
-  if (stages < 2) return cudaErrorInvalidConfiguration;
+  if (stages < kPickWarps) return cudaErrorInvalidConfiguration;
   p.stages = stages < kMostStages ? stages : kMostStages;
   return launchLarge(stream, true, deepKernel<T>, dim3(static_cast<unsigned>(device.multiprocessors)), T::kThreads,
                      p.stageBytes * p.stages, p);
@@ -35,14 +33,6 @@ cudaError_t launchDeep(const GroupedParams& p, cudaStream_t stream) {
     case WeightFormat::kFp8: return launchTraitsDeep<DeepTraits<Fp8Weights, 16>>(p, stream);
     default: return launchTraitsDeep<DeepTraits<Bfloat16Weights, 12>>(p, stream);  // registers are short for 16
   }
-}
-
-cudaError_t launchGather(const GatherParams& p, cudaStream_t stream) {
-  Device device;
-  const cudaError_t code = queryDevice(device);
-  if (code != cudaSuccess) return code;
-  return launchOn(stream, true, gatherKernel, dim3(static_cast<unsigned>(device.multiprocessors * kGatherBlocks)),
-                  kGatherThreads, p);
 }
 
 }  // namespace replayssm

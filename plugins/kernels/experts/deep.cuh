@@ -1,5 +1,5 @@
-// Grouped products of passes of many tokens (sm_90a). Tokens lie in memory as a step wants them (gather.cuh), so two
-// warps fill the ring by a few bulk copies; sixteen multiply, two tiles each a round.
+// Grouped products of passes of many tokens (sm_90a). Two to four warps fill the ring; sixteen multiply, two tiles each a
+// round.
 //
 // Up to 16 tokens every warp multiplies for itself (deep_sync.cuh), more by the instructions of a warpgroup: operands of
 // the next two are made while those before multiply.
@@ -24,23 +24,36 @@ __device__ __forceinline__ uint64_t tokensOperand(uint32_t word) {
   return static_cast<uint64_t>(kGroup >> 4) << 32 | (word + kK * 2 * (kCoreBytes >> 4));
 }
 
-// 32 columns of one tile of every warp: their operands, when the products that read `a` before are complete, and two
-// products.
-template <class T, int kSub, int kTiles>
-__device__ __forceinline__ void multiplyUnit(float (&sum)[kTiles][4], const typename T::Format& tile, uint32_t (&a)[2][4],
-                                             uint32_t tokens) {
+// 32 or 64 columns of one tile of every warp: their operands, when the products that read `a` before are complete, and two
+// products for each 32.
+template <class T, int kSub, int kTiles, int kUnits>
+__device__ __forceinline__ void multiplyUnits(float (&sum)[kTiles][4], const typename T::Format& tile,
+                                              uint32_t (&a)[kUnits][2][4], uint32_t tokens) {
   warpgroupWait<1>();
-  tile.template operands<kSub>(a);
+  tile.template operands<kSub>(a[0]);
+  if constexpr (kUnits == 2) tile.template operands<kSub + 1>(a[1]);
   warpgroupFence();
-  warpgroupMma(sum, a[0], tokensOperand<T, 2 * kSub>(tokens));
-  warpgroupMma(sum, a[1], tokensOperand<T, 2 * kSub + 1>(tokens));
+  warpgroupMma(sum, a[0][0], tokensOperand<T, 2 * kSub>(tokens));
+  warpgroupMma(sum, a[0][1], tokensOperand<T, 2 * kSub + 1>(tokens));
+  if constexpr (kUnits == 2) {
+    warpgroupMma(sum, a[1][0], tokensOperand<T, 2 * kSub + 2>(tokens));
+    warpgroupMma(sum, a[1][1], tokensOperand<T, 2 * kSub + 3>(tokens));
+  }
   warpgroupCommit();
 }
+
+// Units of 32 columns whose products are issued at once: two where registers allow.
+template <class T, int kTiles>
+constexpr int kUnitsOf = kTiles <= T::kPairTiles ? 2 : 1;
+
+// Operands of products that are under way and of the next ones.
+template <class T, int kTiles>
+using Operands = uint32_t[2][kUnitsOf<T, kTiles>][2][4];
 
 // What a warp multiplies of a stage: kRows tiles, one after the other, as registers are scarce. The last products stay
 // open; `closed` runs when those of the stage before are complete.
 template <class T, int kRows, int kTiles, class Closed>
-__device__ __forceinline__ void multiplyStage(float (&sum)[kRows][kTiles][4], uint32_t (&a)[2][2][4], uint32_t stage,
+__device__ __forceinline__ void multiplyStage(float (&sum)[kRows][kTiles][4], Operands<T, kTiles>& a, uint32_t stage,
                                               const Closed& closed) {
   const int lane = laneAnew(), slot = kRows * warpAnew();
   const uint32_t pieces = stage + slot * T::kTileBytes + lane * 16;
@@ -50,14 +63,19 @@ __device__ __forceinline__ void multiplyStage(float (&sum)[kRows][kTiles][4], ui
   for (int i = 0; i < kRows; ++i) {
     typename T::Format tile;
     tile.loadFirst(pieces + i * T::kTileBytes, scales + i * T::kScaleTileBytes);
-    multiplyUnit<T, 0>(sum[i], tile, a[0], tokens);
+    multiplyUnits<T, 0>(sum[i], tile, a[0], tokens);
     if (i == 0) closed();
-    if constexpr (T::kSubs == 2) tile.loadSecond(pieces + i * T::kTileBytes);
-    multiplyUnit<T, 1>(sum[i], tile, a[1], tokens);
-    if constexpr (T::kSubs == 4) {
+    if constexpr (kUnitsOf<T, kTiles> == 2) {
       tile.loadSecond(pieces + i * T::kTileBytes);
-      multiplyUnit<T, 2>(sum[i], tile, a[0], tokens);
-      multiplyUnit<T, 3>(sum[i], tile, a[1], tokens);
+      multiplyUnits<T, 2>(sum[i], tile, a[1], tokens);
+      continue;
+    }
+    if constexpr (T::kSubs == 2) tile.loadSecond(pieces + i * T::kTileBytes);
+    multiplyUnits<T, 1>(sum[i], tile, a[1], tokens);
+    if constexpr (T::kSubs == 4 && kUnitsOf<T, kTiles> == 1) {
+      tile.loadSecond(pieces + i * T::kTileBytes);
+      multiplyUnits<T, 2>(sum[i], tile, a[0], tokens);
+      multiplyUnits<T, 3>(sum[i], tile, a[1], tokens);
     }
   }
 }
@@ -93,8 +111,8 @@ struct OutPlace {
 // Two products of a row: what becomes of them, but for their routing weight.
 __device__ __forceinline__ uint32_t finishPair(ExpertEpilogue epilogue, float low, float high, float weight) {
   if (epilogue == ExpertEpilogue::kRelu2) {
-    low = fmaxf(low, 0.0f) * fmaxf(low, 0.0f);
-    high = fmaxf(high, 0.0f) * fmaxf(high, 0.0f);
+    low = squaredRelu(low);
+    high = squaredRelu(high);
   }
   return packPair<__nv_bfloat16>(low * weight, high * weight);
 }
@@ -184,7 +202,7 @@ __device__ __forceinline__ void closedStage(float (&sum)[kRows][kTiles][4], uint
   if constexpr (kTiles <= T::kSyncTiles) {
     syncStage<T, kRows, kTiles>(sum, stage);
   } else {
-    uint32_t a[2][2][4];
+    Operands<T, kTiles> a;
     multiplyStage<T, kRows, kTiles>(sum, a, stage, [] {});
     warpgroupWait<0>();
   }
@@ -200,7 +218,7 @@ __device__ __forceinline__ void deepSteps(const GroupedParams& p, DeepState& sta
     // Two stages; what is open at the end of the first closes within the second.
 #pragma unroll 1
     for (; left > 1; left -= 2) {
-      uint32_t a[2][2][4];
+      Operands<T, kTiles> a;
       barrierWait(sharedAddress(&state.full[cursor.stage]), cursor.parity);
       multiplyStage<T, kRows, kTiles>(sum, a, stageAt(), [] {});
       cursor.advance(p.stages);
@@ -244,14 +262,14 @@ __device__ __forceinline__ void passRound(const GroupedParams& p, DeepState& sta
   }
 }
 
-// The round with as many tiles of tokens as it has; of 3, with 4, as the instructions of a warpgroup have them.
+// The round with as many tiles of tokens as it has.
 template <class T, int kRows, int kTiles>
 __device__ __forceinline__ void deepTiles(const GroupedParams& p, DeepState& state, const DeepRound& round, uint32_t ring,
                                           const uint8_t* memory, Cursor& cursor) {
   if constexpr (kTiles < kMaxPassTokens / 8) {
     if (round.rows() / 8 > kTiles) return deepTiles<T, kRows, kTiles + 1>(p, state, round, ring, memory, cursor);
   }
-  deepRound<T, kRows, kTiles == 3 ? 4 : kTiles>(p, state, round, ring, memory, cursor);
+  deepRound<T, kRows, kTiles>(p, state, round, ring, memory, cursor);
 }
 
 template <class T>
@@ -284,15 +302,23 @@ __global__ void __launch_bounds__(T::kThreads, 1) deepKernel(const __grid_consta
     barrierInit(sharedAddress(&state.empty[threadIdx.x]), T::kWarps * kWarpArrivals);
     barrierInitFence();
   }
-  releaseDependents();
-  findRun<1>(p, state.run);
+  if (!p.weightsFirst) waitForPredecessor();
+  releaseDependents();  // after the wait: the plan is complete when the next product starts
+  const int passes = passesOf(p), dealt = dealtPasses<T>(p, passes);
+  if (threadIdx.x == 0) state.draws = {dealt, passes, 0, {}};
+  findRun<1>(p, dealt, state.run);
   if (threadIdx.x / 32 < T::kWarps) {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(T::kMultiplyRegisters));
     deepMultiply<T>(p, state, sharedAddress(memory), memory);
   } else {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(T::kProduceRegisters));
     if (threadIdx.x / 32 == T::kWarps) deepWeights<T>(p, state, sharedAddress(memory));
-    if (threadIdx.x == (T::kWarps + 1) * 32) deepTokens<T>(p, state, sharedAddress(memory));
+    if (p.rowToken != nullptr) {
+      const int warp = static_cast<int>(threadIdx.x) / 32 - T::kWarps - 1;
+      if (warp >= 0) deepPicked<T>(p, state, sharedAddress(memory), warp);
+    } else if (threadIdx.x == (T::kWarps + 1) * 32) {
+      deepTokens<T>(p, state, sharedAddress(memory));
+    }
   }
 }
 

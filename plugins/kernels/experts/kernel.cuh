@@ -82,8 +82,8 @@ __device__ __forceinline__ void storeTile(const GroupedParams& p, const Round& r
         continue;
       }
       if (p.epilogue == ExpertEpilogue::kRelu2) {
-        low = fmaxf(low, 0.0f) * fmaxf(low, 0.0f);
-        high = fmaxf(high, 0.0f) * fmaxf(high, 0.0f);
+        low = squaredRelu(low);
+        high = squaredRelu(high);
       }
       const float weight = p.epilogue == ExpertEpilogue::kWeighted ? p.rowWeight[row] : 1.0f;
       *reinterpret_cast<uint32_t*>(at) = packPair<__nv_bfloat16>(low * weight, high * weight);
@@ -153,7 +153,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocks) groupedKernel(const _
   // when the second reads it before its own wait.
   if (!p.weightsFirst) waitForPredecessor();
   releaseDependents();
-  findRun<T::kRoundGroups>(p, state.run);
+  findRun<T::kRoundGroups>(p, passesOf(p), state.run);
   const int warp = static_cast<int>(threadIdx.x) / 32;
   if (warp < T::kWarps) {
     multiply<T>(p, state, sharedAddress(memory));

@@ -18,8 +18,11 @@ cudaError_t launchFormat(const GroupedParams& p, cudaStream_t stream) {
 
 cudaError_t launchPlan(const PlanParams& p, cudaStream_t stream) {
   const int bytes = (kPlanWarps + 1) * p.experts * static_cast<int>(sizeof(int32_t));
-  const int blocks = int64_t{p.tokens} * p.topK > kPlanAlonePairs ? kPlanCluster : 1;
-  return launchClusters(stream, p.programmaticLaunch, planKernel, blocks, blocks, kPlanThreads, bytes, p);
+  const int cluster = int64_t{p.tokens} * p.topK > kPlanAlonePairs ? kPlanCluster : 1;
+  const int64_t units = p.order.in == nullptr ? 0 : int64_t{p.tokens} * (p.order.columns / 32);
+  const int64_t wanted = (units + kPlanThreads * cluster - 1) / (kPlanThreads * cluster);
+  const int clusters = 1 + static_cast<int>(wanted < kOrderBlocks / cluster ? wanted : kOrderBlocks / cluster);
+  return launchClusters(stream, p.programmaticLaunch, planKernel, clusters * cluster, cluster, kPlanThreads, bytes, p);
 }
 
 cudaError_t launchGrouped(const GroupedParams& p, cudaStream_t stream) {

@@ -34,6 +34,7 @@ struct ExpertEntry {
 // The plan of a step, on the device.
 struct ExpertPlan {
   int32_t* entryCount;    // [1]
+  int32_t* tickets;       // [2] counters of the pieces that blocks of either product have drawn
   ExpertEntry* entries;   // [most + 1], the last holds the whole cost
   int32_t* rowToken;      // [rows] token of a sorted pair; rows between experts are padding
   float* rowWeight;       // [rows] its routing weight
@@ -52,6 +53,14 @@ __host__ __device__ constexpr int columnPlace(int column) {
   return (column & ~63) | (column >> 2 & 3) << 4 | (column >> 1 & 1) << 3 | (column >> 4 & 3) << 1 | (column & 1);
 }
 
+// Tokens with the columns of each 64 in the order of columnPlace (order.cuh), beside the plan.
+struct OrderParams {
+  const void* in;  // bfloat16 [tokens, columns]; null: nobody wants them
+  void* out;       // bfloat16 [tokens, columns], contiguous
+  int64_t inStride;
+  int32_t tokens, columns;  // whole blocks of 64
+};
+
 struct PlanParams {
   const int32_t* ids;     // [tokens, topK]
   const float* weights;   // [tokens, topK]
@@ -59,6 +68,7 @@ struct PlanParams {
   int32_t tokens, topK, experts, passTokens;
   uint32_t topKInverse;   // 2^32 / topK, rounded up; of no use where topK is 1
   ExpertPlan plan;
+  OrderParams order;
   bool programmaticLaunch;
 };
 
@@ -81,6 +91,7 @@ struct GroupedParams {
   const int32_t* entryCount;
   const int32_t* rowToken;     // null: rows are in order
   const float* rowWeight;
+  int32_t* tickets;            // deep: of this product
   int32_t tokens;
   int32_t passTokens;          // most tokens of a pass here
   int32_t steps, groups;       // of a round over K; of tiles of a pass: set by launchGrouped, as the next two
@@ -88,15 +99,6 @@ struct GroupedParams {
   int32_t outStep;             // deep: columns of a step of the product that reads `out`, 0: rows as they are
   bool weightsFirst;           // the plan is there, or none is needed: weights may come before the predecessor ends
   bool programmaticLaunch;
-};
-
-// Tokens of the passes in the order of a product's steps (gather.cuh).
-struct GatherParams {
-  const void* in;  // bfloat16 [tokens, columns]
-  void* out;       // bfloat16 [rows x columns]
-  int64_t inStride;
-  int32_t columns, stepColumns;  // whole steps
-  ExpertPlan plan;
 };
 
 struct ReduceParams {
@@ -109,9 +111,7 @@ struct ReduceParams {
 
 cudaError_t launchPlan(const PlanParams& p, cudaStream_t stream);
 cudaError_t launchGrouped(const GroupedParams& p, cudaStream_t stream);
-// Tokens in the order of a product's steps, and products that read them so by the instructions of a warpgroup (deep.cuh):
-// only where kDeepBuilt, on compute capability 9.0.
-cudaError_t launchGather(const GatherParams& p, cudaStream_t stream);
+// Products by the instructions of a warpgroup (deep.cuh): only where kDeepBuilt, on compute capability 9.0.
 cudaError_t launchDeep(const GroupedParams& p, cudaStream_t stream);
 int stepColumnsOf(WeightFormat format);
 cudaError_t launchReduce(const ReduceParams& p, cudaStream_t stream);

@@ -5,6 +5,7 @@
 
 #include "kernels/common/cluster.cuh"
 #include "kernels/common/programmatic.cuh"
+#include "order.cuh"
 #include "walk.cuh"
 
 namespace replayssm {
@@ -13,6 +14,7 @@ constexpr int kPlanWarps = 32;
 constexpr int kPlanThreads = kPlanWarps * 32;
 constexpr int kPlanBatch = 8;  // pairs a lane loads at once
 constexpr int kPlanCluster = 8;  // blocks that share many pairs: one multiprocessor alone stores places too slowly
+constexpr int kOrderBlocks = 96;  // at most, that order tokens beside the plan
 constexpr int kPlanAlonePairs = 1024;  // up to as many one block is enough
 
 struct PlanSums {
@@ -114,10 +116,18 @@ __device__ inline void countPairs(const PlanParams& p, int32_t* counts, int32_t*
   __syncthreads();
 }
 
-// Grid: one cluster of at most kPlanCluster blocks.
+// Grid: one cluster of at most kPlanCluster blocks, behind it clusters that order the tokens meanwhile.
 __global__ void __launch_bounds__(kPlanThreads) planKernel(const __grid_constant__ PlanParams p) {
   extern __shared__ int32_t counts[];  // [kPlanWarps][experts]: of each warp's run, then where its pairs go; [experts]
   const int rank = static_cast<int>(clusterRank()), blocks = static_cast<int>(clusterBlocks());
+  const int block = static_cast<int>(blockIdx.x) - blocks;
+  if (block >= 0) {
+    releaseDependents();
+    waitForPredecessor();
+    orderTokens(p.order, block * kPlanThreads + static_cast<int>(threadIdx.x),
+                (static_cast<int>(gridDim.x) - blocks) * kPlanThreads);
+    return;
+  }
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
   const int pairs = p.tokens * p.topK, threads = kPlanThreads * blocks;
   const int run = (pairs + threads - 1) / threads * 32;  // whole warps' worth
@@ -159,7 +169,11 @@ __global__ void __launch_bounds__(kPlanThreads) planKernel(const __grid_constant
 #pragma unroll
   for (int i = 0; i < kOwn; ++i) {
     if (!owns(i)) continue;
-    if ((firstExpert + i) % blocks == rank) writePasses(p.plan, firstExpert + i, whole[i], p.passTokens, at);
+    const PlanSums adds = sumsOf(whole[i], p.passTokens);
+    if ((firstExpert + i) % blocks == rank) {
+      writePasses(p.plan, firstExpert + i, whole[i], p.passTokens, at);
+      for (int row = whole[i]; row < adds.rows; ++row) p.plan.rowWeight[at.rows + row] = 0.0f;
+    }
     int place = at.rows + before[i];
 #pragma unroll 8
     for (int w = 0; w < kPlanWarps; ++w) {
@@ -168,10 +182,11 @@ __global__ void __launch_bounds__(kPlanThreads) planKernel(const __grid_constant
       count = place;
       place = next;
     }
-    at = at + sumsOf(whole[i], p.passTokens);
+    at = at + adds;
   }
   if (rank == 0 && threadIdx.x == 0) {
     *p.plan.entryCount = total.passes;
+    p.plan.tickets[0] = p.plan.tickets[1] = 0;
     p.plan.entries[total.passes] = {-1, total.rows, 0, total.cost};
   }
   __syncthreads();

@@ -40,11 +40,11 @@ struct Place {
   __device__ bool operator==(const Place& o) const { return index == o.index && group == o.group; }
 };
 
-// Where this block begins and ends: at whole multiples of kCut groups of a pass. All threads call it; `shared` has two
-// places.
+// Where this block begins and ends among the first passes: at whole multiples of kCut groups of a pass. All threads call
+// it; `shared` has two places.
 template <int kCut>
-__device__ inline void findRun(const GroupedParams& p, Place* shared) {
-  const int passes = passesOf(p), groups = p.groups;
+__device__ inline void findRun(const GroupedParams& p, int passes, Place* shared) {
+  const int groups = p.groups;
   const int64_t total = static_cast<int64_t>(passAt(p, passes).cost) * groups;
   int64_t cut[2];
 #pragma unroll

@@ -78,6 +78,15 @@ __device__ __forceinline__ void warpgroupMma(float (&d)[7][4], const uint32_t (&
       : RSSM_OPERANDS);
 }
 
+__device__ __forceinline__ void warpgroupMma(float (&d)[3][4], const uint32_t (&a)[4], uint64_t tokens) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %17, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n24k16.f32.bf16.bf16 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11}, {%12, %13, %14, %15}, %16, p, 1, 1, 0;\n}"
+      : RSSM_SUMS(0), RSSM_SUMS(1), RSSM_SUMS(2)
+      : RSSM_OPERANDS);
+}
+
 #undef RSSM_SUMS
 #undef RSSM_OPERANDS
 

@@ -29,6 +29,12 @@ struct Chunk {
 struct ChunkList {
   const UpdateParams& p;
   const int worker, workers;
+  const RowOrder order;
+
+  // Heads of all rows, in their order.
+  struct Run {
+    int first, count;
+  };
 
   __device__ bool draws() const { return p.deal.pieces > workers; }
 
@@ -40,20 +46,26 @@ struct ChunkList {
     return draws() && lane == 0 ? workers + static_cast<int>(atomicAdd(p.tickets, 1u)) : 0;
   }
 
-  __device__ Chunk run(int first, int count) const {
-    const int row = first / p.heads;
-    return {row, first - row * p.heads, count, first % p.headsPerGroup == 0};
+  // A run for each lane, all lanes together.
+  __device__ Chunk chunk(const Run& run) const {
+    const int place = run.first / p.heads;
+    return {order.row(p, place), run.first - place * p.heads, run.count, run.first % p.headsPerGroup == 0};
+  }
+  __device__ Run piece(int number) const {
+    const int large = min(number, p.deal.large);
+    const int first = p.deal.base + large * p.deal.pieceHeads + number - large;
+    return {first, number < p.deal.large ? p.deal.pieceHeads : 1};
   }
 
   // The index-th chunk, one of the known ones; count = 0 where there is no work left.
   __device__ Chunk ofRound(int index) const {
-    if (index < p.deal.rounds) return run((index * workers + worker) * p.deal.roundHeads, p.deal.roundHeads);
-    return index < known() && worker < p.deal.pieces ? piece(worker) : Chunk{0, 0, 0, false};
-  }
-  __device__ Chunk piece(int number) const {
-    const int large = min(number, p.deal.large);
-    const int first = p.deal.base + large * p.deal.pieceHeads + number - large;
-    return run(first, number < p.deal.large ? p.deal.pieceHeads : 1);
+    Run run{0, 0};
+    if (index < p.deal.rounds) {
+      run = {(index * workers + worker) * p.deal.roundHeads, p.deal.roundHeads};
+    } else if (index < known() && worker < p.deal.pieces) {
+      run = piece(worker);
+    }
+    return chunk(run);
   }
 
   // The index-th chunk of this worker; count = 0 behind the end. One behind the known ones uses up a ticket.
@@ -61,7 +73,7 @@ struct ChunkList {
     if (index < known()) return ofRound(index);
     if (!draws()) return {0, 0, 0, false};
     const int number = __shfl_sync(0xffffffffu, ticket, 0);
-    return number < p.deal.pieces ? piece(number) : Chunk{0, 0, 0, false};
+    return number < p.deal.pieces ? chunk(piece(number)) : Chunk{0, 0, 0, false};
   }
 
   // The last worker to finish leaves the counters at zero for the next launch.
@@ -91,14 +103,22 @@ struct HeadWalk {
   // `beside(chunk, info)` is called with the first chunk, its slot and number of tokens, while the cursors are on their way.
   template <class Beside>
   __device__ HeadWalk(const UpdateParams& params, int worker, int workers, int l, const Beside& beside)
-      : list{params, worker, workers}, p(params), lane(l), early(min(list.known(), 32)) {
+      : HeadWalk(params, worker, workers, l, beside, RowBatch{}) {}
+  template <class Beside>
+  __device__ HeadWalk(const UpdateParams& params, int worker, int workers, int l, const Beside& beside, RowBatch&& rows)
+      : list{params, worker, workers, RowOrder(params, l, rows)}, p(params), lane(l), early(min(list.known(), 32)) {
     const Chunk own = list.ofRound(lane);
-    mine = fetchRow(p, own.count > 0 ? own.row : -1);
+    const int row = own.count > 0 ? own.row : -1;
     chunk = {__shfl_sync(0xffffffffu, own.row, 0), __shfl_sync(0xffffffffu, own.head, 0),
              __shfl_sync(0xffffffffu, own.count, 0), __shfl_sync(0xffffffffu, static_cast<int>(own.leads), 0) != 0};
-    if (mine.slot >= 0) {
-      mine.origin = __ldcg(p.origin + mine.slot);
-      mine.pending = __ldcg(p.pending + mine.slot);
+    if (RowOrder::serves(p) && p.rows <= RowBatch::kRows) {
+      mine = rows.at(row);
+    } else {
+      mine = fetchRow(p, row);
+      if (mine.slot >= 0) {
+        mine.origin = __ldcg(p.origin + mine.slot);
+        mine.pending = __ldcg(p.pending + mine.slot);
+      }
     }
     beside(chunk, RowInfo{__shfl_sync(0xffffffffu, mine.slot, 0), __shfl_sync(0xffffffffu, mine.tokens, 0), 0, 0});
     info = lookedUp(0);

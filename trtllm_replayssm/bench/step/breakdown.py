@@ -15,7 +15,7 @@ OTHER = "other"
 _PARTS = (
     ("SSM", re.compile(r"UpdateKernel|conventionalKernel|skipping\w*Kernel")),
     ("convolution", re.compile(r"ssmInputsKernel")),
-    ("experts", re.compile(r"\b(grouped|deep|gather|plan|reduce|route)Kernel")),
+    ("experts", re.compile(r"\b(grouped|deep|plan|reduce|route)Kernel")),
     ("attention", re.compile(r"\b((wideA|a)ttention\w*|merge)Kernel|flash|fmha")),
     ("GEMM", re.compile(r"gemm|gemv|nvjet|cutlass|splitk|cublas|xmma", re.IGNORECASE)),
 )
