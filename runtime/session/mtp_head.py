@@ -108,9 +108,11 @@ class MtpHead:
             self._known[slot] = Known(start, count, None)
 
     def keep_chunk(self, slot: int, start: int, states: Tensor) -> None:
-        """A prompt chunk's hidden states [n, hidden], or the last one of a snapshot."""
+        """A prompt chunk's hidden states [n, hidden], or the last one of a snapshot. They are copied: a slot may keep
+        them until it is given back, and those of all rows of the pass with them.
+        """
         if self._present:
-            self._known[slot] = Known(start, len(states), states)
+            self._known[slot] = Known(start, len(states), states.clone())
 
     def known(self, slot: int) -> int | None:
         """Tokens whose hidden states are known: how many `begin` must be given. None: nothing is known."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
+
 import torch
 from torch import Tensor
 
@@ -14,6 +16,7 @@ from trtllm_replayssm.runtime.pools.state_pools import StatePools
 from trtllm_replayssm.runtime.session.step_context import HostRow, StepContext
 
 _NONE = PrefillFlag(0)
+_CARRIED = PrefillFlag.FROM_CARRY | PrefillFlag.TO_CARRY
 
 
 def scanned_state(pools: StatePools) -> tuple[ReplayLayerState, CursorTensors] | None:
@@ -40,23 +43,29 @@ class NativePrompts:
         self._sent: tuple[list[PrefillFlag], Tensor] | None = None
 
     def scan(self, ctx: StepContext, layer: int, tokens: dict[str, Tensor]) -> Tensor:
-        """tokens by the names of prefill.h -> [B, T, H, P] in the type of the values."""
+        """tokens by the names of prefill.h -> [B, T, H, P] in the type of the values.
+
+        A pass that fails leaves carries that are not whole.
+        """
         own = self._pools.ssm[layer]
         flags = [self._flags(row, layer) for row in ctx.on_host]
-        carry = self._carries(ctx, layer, flags)
+        carried = [i for i, flag in enumerate(flags) if flag & _CARRIED]
+        carry = self._carries([ctx.on_host[i] for i in carried], [flags[i] for i in carried], layer)
         if isinstance(own, ReplayLayerState):
             state, cursors, rows = own, self._pools.cursors, ctx.rows
         else:
             assert self._scanned is not None, "the pool has this layer"
             (state, cursors), rows = self._scanned, StepRows(ctx.rows.slot.clamp(max=0), ctx.rows.num_tokens)
-        out = self._prefill.scan(state, cursors, rows, tokens, self._on_device(flags), carry)
-        for i, (row, flag) in enumerate(zip(ctx.on_host, flags, strict=True)):
-            if carry is None or PrefillFlag.TO_CARRY not in flag:
+        row_flags, index = self._on_device(flags)
+        out = self._prefill.scan(state, cursors, rows, tokens, row_flags, carry, None if carry is None else index)
+        for place, i in enumerate(carried):
+            row = ctx.on_host[i]
+            if carry is None or PrefillFlag.TO_CARRY not in flags[i]:
                 continue
             if isinstance(own, ConventionalLayerState) and row.last_chunk:
-                own.states[row.slot, 0] = carry[i]
-            else:
-                self._pools.carries.setdefault(row.slot, {})[layer] = carry[i]
+                own.states[row.slot, 0] = carry[place]
+            else:  # memory of its own: a view would keep the states of all rows of the pass
+                self._pools.carries.setdefault(row.slot, {})[layer] = carry[place].clone()
         return out
 
     def _flags(self, row: HostRow, layer: int) -> PrefillFlag:
@@ -69,23 +78,32 @@ class NativePrompts:
         return source | (_NONE if own and row.last_chunk else PrefillFlag.TO_CARRY)
 
     def _on_device(self, flags: list[PrefillFlag]) -> Tensor:
-        """[B] int32. Sending them waits for the device, and all layers of a pass have the same."""
+        """[2, B] int32: flags, and each row's place among those with a carry, which means nothing for others.
+
+        Sending them waits for the device, and all layers of a pass have the same.
+        """
         if self._sent is None or self._sent[0] != flags:
             device = self._pools.cursors.position.device
-            self._sent = flags, torch.tensor([int(f) for f in flags], dtype=torch.int32, device=device)
+            before = accumulate((int(bool(flag & _CARRIED)) for flag in flags[:-1]), initial=0)
+            self._sent = flags, torch.tensor([list(map(int, flags)), list(before)], dtype=torch.int32, device=device)
         return self._sent[1]
 
-    def _carries(self, ctx: StepContext, layer: int, flags: list[PrefillFlag]) -> Tensor | None:
-        """[B, H, P, N] float32 with the states that rows continue from; None when no row has a carry."""
-        if not any(f & (PrefillFlag.FROM_CARRY | PrefillFlag.TO_CARRY) for f in flags):
+    def _carries(self, rows: list[HostRow], flags: list[PrefillFlag], layer: int) -> Tensor | None:
+        """[K, H, P, N] float32 with the states that rows with a carry continue from; None without such a row.
+
+        What was carried to them is given up for it: memory that the states after the chunk can take.
+        """
+        if not rows:
             return None
         own, shape = self._pools.ssm[layer], self._pools.ssm[layer].shape
-        carry = torch.empty((len(flags), shape.heads, shape.head_dim, shape.state_dim), device=ctx.start.device)
-        for i, (row, flag) in enumerate(zip(ctx.on_host, flags, strict=True)):
+        carry = torch.empty(
+            (len(rows), shape.heads, shape.head_dim, shape.state_dim), device=self._pools.cursors.position.device
+        )
+        for place, (row, flag) in enumerate(zip(rows, flags, strict=True)):
             if PrefillFlag.FROM_CARRY in flag:
-                known = self._pools.carries.get(row.slot, {}).get(layer)
+                known = self._pools.carries.get(row.slot, {}).pop(layer, None)
                 if known is None:
                     assert isinstance(own, ConventionalLayerState), "a replay slot without a carry has a checkpoint"
                     known = own.states[row.slot, int(self._pools.cursors.origin[row.slot])]
-                carry[i] = known
+                carry[place] = known
         return carry

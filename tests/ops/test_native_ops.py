@@ -250,9 +250,9 @@ def test_prompts_ask_for_their_workspace_and_become_one_operation(kind: SsmKind)
     tokens |= {name: torch.zeros(2, 9, s.heads) for name in gates}
     tokens |= {} if kind is SsmKind.GDN else {name: torch.zeros(s.heads) for name in ("a", "skip")}
     rows = StepRows(torch.tensor([1, -1]), torch.tensor([9, 0]))
-    carry = torch.zeros(2, s.heads, s.head_dim, s.state_dim)
+    carry, flags = torch.zeros(1, s.heads, s.head_dim, s.state_dim), torch.zeros(2, dtype=torch.int32)
     with pytest.raises(ContractError, match="replayssm::prefill: device: expected CUDA tensors"):
-        prefill.scan(state, cursors, rows, tokens, torch.zeros(2, dtype=torch.int32), carry)
+        prefill.scan(state, cursors, rows, tokens, flags, carry, flags)
     args = asked.asked[-1]
     assert list(args.value.shape) == [2, 9, s.heads, s.head_dim] and list(args.carry.shape) == list(carry.shape)
     assert args.ring_k.data == state.ring_key.data_ptr() and args.carry_index.rank == 1

@@ -17,19 +17,30 @@ ZERO, FROM, TO = PrefillFlag.FROM_ZERO, PrefillFlag.FROM_CARRY, PrefillFlag.TO_C
 
 
 class Recorder:
-    """Stands for NativePrefill: keeps what it is given and leaves each row's number in its carry."""
+    """Stands for NativePrefill: keeps what it is given and adds each row's number to its carry.
+
+    before: by row, the first value of the carry that it is given.
+    """
 
     def __init__(self) -> None:
         self.flags: list[int] = []
-        self.before: torch.Tensor | None = None
+        self.before: dict[int, float] = {}
         self.slots: list[int] = []
+        self.carries = 0
 
-    def scan(self, state: Any, cursors: Any, rows: StepRows, tokens: Any, row_flags: Any, carry: Any) -> torch.Tensor:
+    def scan(
+        self, state: Any, cursors: Any, rows: StepRows, tokens: Any, row_flags: Any, carry: Any, carry_index: Any
+    ) -> torch.Tensor:
         self.flags, self.slots = row_flags.tolist(), rows.slot.tolist()
         assert max(self.slots) < len(state.ring_key) == len(cursors.origin)
-        self.before = None if carry is None else carry.clone()
-        if carry is not None:
-            carry += torch.arange(1, len(carry) + 1)[:, None, None, None]
+        assert (carry is None) == (carry_index is None)
+        self.carries, self.before = 0 if carry is None else len(carry), {}
+        for row, flags in enumerate(self.flags):
+            if flags & int(FROM | TO):
+                place = int(carry_index[row])
+                if flags & int(FROM):
+                    self.before[row] = float(carry[place, 0, 0, 0])
+                carry[place] += row + 1
         return tokens["value"]
 
 
@@ -53,7 +64,7 @@ def test_rows_start_from_nothing_a_checkpoint_or_a_carry_and_leave_a_carry_until
         chunk([0, 1, 2, -1, 3], [3, 2, 3, 3, 3], [0, 7, 5, 0, 0], [True, True, False, True, False]), layer, tokens
     )
     assert recorder.flags == [int(ZERO), 0, int(FROM | TO), 0, int(ZERO | TO)]
-    assert recorder.before is not None and (recorder.before[2] == 10.0).all()
+    assert recorder.before == {2: 10.0} and recorder.carries == 2, "rows without a carry take no room"
     assert {slot: float(states[layer][0, 0, 0]) for slot, states in pools.carries.items()}[2] == 13.0
     assert set(pools.carries) == {2, 3} and pools.carries[3][layer].shape == (4, 16, 32)
 
@@ -64,7 +75,7 @@ def test_chunks_without_a_carry_give_the_kernel_none(pools: Any) -> None:
     NativePrompts(pools, recorder).scan(  # type: ignore[arg-type]
         chunk([0, 1], [2, 0], [0, 9], [True, False]), layer, {"value": torch.zeros(2, 2, 4, 16)}
     )
-    assert recorder.flags == [int(ZERO), 0] and recorder.before is None and pools.carries == {}
+    assert recorder.flags == [int(ZERO), 0] and recorder.carries == 0 and pools.carries == {}
 
 
 def test_rows_of_conventional_states_go_from_a_carry_to_a_carry_and_into_the_state_when_the_prompt_ends() -> None:
@@ -80,6 +91,6 @@ def test_rows_of_conventional_states_go_from_a_carry_to_a_carry_and_into_the_sta
     )
     assert recorder.flags == [int(ZERO | TO), int(FROM | TO), int(FROM | TO), 0, int(ZERO | TO)]
     assert recorder.slots == [0, 0, 0, -1, 0], "one slot stands for all"
-    assert recorder.before is not None and (recorder.before[1] == 20.0).all() and (recorder.before[2] == 10.0).all()
+    assert recorder.before == {1: 20.0, 2: 10.0} and recorder.carries == 4
     assert (states[1, 0] == 22.0).all() and (states[1, 2] == 20.0).all(), "finish_chunk makes entry 0 the current one"
     assert set(pools.carries) == {2, 3} and (pools.carries[2][layer] == 13.0).all()

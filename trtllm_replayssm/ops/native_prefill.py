@@ -42,18 +42,17 @@ class NativePrefill:
 
     def scan(
         self, state: ReplayLayerState, cursors: CursorTensors, rows: StepRows, tokens: dict[str, Tensor],
-        row_flags: Tensor, carry: Tensor | None,
+        row_flags: Tensor, carry: Tensor | None, carry_index: Tensor | None,
     ) -> Tensor:  # fmt: skip
         """One chunk of each row: tokens by the names of prefill.h, row_flags [B] int32 of `_abi.PrefillFlag`.
 
-        carry [B, H, P, N] float32: entry i is row i's state before the chunk (FROM_CARRY), and after it (TO_CARRY).
-        Returns [B, T, H, P] in the type of the values. Cursors stay.
+        carry [K, H, P, N] float32: entry carry_index[i], [B] int32, is row i's state before the chunk (FROM_CARRY), and
+        after it (TO_CARRY). Returns [B, T, H, P] in the type of the values. Cursors stay.
         """
-        index = None if carry is None else torch.arange(len(row_flags), dtype=torch.int32, device=row_flags.device)
         context = {"slot": rows.slot_int32, "num_tokens": rows.num_tokens_int32, "row_flags": row_flags}
         absent = {name.rstrip("?"): None for name in torch_ops.PREFILL.inputs if name.endswith("?")}
         named: dict[str, Tensor | None] = {
-            **absent, **context, "carry_index": index, **registers(cursors), **tokens, **state_tensors(state),
+            **absent, **context, "carry_index": carry_index, **registers(cursors), **tokens, **state_tensors(state),
             "carry": carry,
         }  # fmt: skip
         size = self._workspace({**named, "out": tokens["value"]}, state)
