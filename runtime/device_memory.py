@@ -15,11 +15,12 @@ _LOG = logging.getLogger(__name__)
 
 def plan_replica(
     geometry: ModelGeometry, replay: ReplayConfig, pool: PoolConfig, *, device: str, weights: int, conventional: bool,
-    prompt_tokens: int, fraction: float, drawn_drafts: bool = False, contexts: int = 0,
+    prompt_tokens: int, fraction: float, prompts: int = 1, drawn_drafts: bool = False, contexts: int = 0,
 ) -> MemoryPlan | None:  # fmt: skip
     """The plan of a replica on a device as it is now; None where the device does not say what it has free.
 
-    weights: bytes that loading the model will take there. drawn_drafts, contexts: see `plan_memory`. Raises
+    weights: bytes that loading the model will take there. prompts, drawn_drafts, contexts: see
+    `plan_memory`. Raises
     ConfigError for a device that is not there.
     """
     free = free_host_bytes() if device == "cpu" else free_device_bytes(device)
@@ -27,8 +28,8 @@ def plan_replica(
         return None
     return plan_memory(
         geometry, replay, pool, memory=free, weights=weights, contexts=contexts, conventional=conventional,
-        prompt_tokens=prompt_tokens, fraction=fraction, reserve=0 if device == "cpu" else LIBRARY_BYTES,
-        drawn_drafts=drawn_drafts,
+        prompt_tokens=prompt_tokens, prompts=prompts, fraction=fraction,
+        reserve=0 if device == "cpu" else LIBRARY_BYTES, drawn_drafts=drawn_drafts,
     )  # fmt: skip
 
 

@@ -23,9 +23,9 @@ class MemoryPlan:
     """What lies where, in bytes.
 
     memory: free on the device before anything is loaded. weights: all parameters. contexts: execution contexts of
-    engines. prompt: the largest pass over prompt tokens. reserve: libraries and graphs. fraction: share of the rest
-    that slots may take. slot: one slot by kind; row: what a decode or verify step needs for each slot's row
-    (activations and logits).
+    engines. prompt: the largest pass over prompt tokens, with the states of prompts in progress. reserve: libraries
+    and graphs. fraction: share of the rest that slots may take. slot: one slot by kind; row: what a decode or verify
+    step needs for each slot's row (activations and logits).
     """
 
     memory: int
@@ -87,23 +87,43 @@ class MemoryPlan:
 
 def plan_memory(
     geometry: ModelGeometry, replay: ReplayConfig, pool: PoolConfig, *, memory: int, weights: int,
-    contexts: int = 0, conventional: bool = False, prompt_tokens: int = 2048, fraction: float = 0.9,
-    reserve: int = LIBRARY_BYTES, drawn_drafts: bool = False,
+    contexts: int = 0, conventional: bool = False, prompt_tokens: int = 2048, prompts: int = 1,
+    fraction: float = 0.9, reserve: int = LIBRARY_BYTES, drawn_drafts: bool = False,
 ) -> MemoryPlan:  # fmt: skip
     """The plan of one replica; pool.slots is not used.
 
     memory: bytes free before the weights are loaded; weights: their bytes on the device; contexts: bytes of
-    engines' execution contexts; prompt_tokens: of one pass.
+    engines' execution contexts; prompt_tokens: of one pass; prompts: in progress at once, see `prompts_in_progress`.
     drawn_drafts: drafts are drawn on the device, whose distributions, and those they are held against, are float32.
     """
     itemsize = pool.activation.itemsize
     token = pass_bytes(geometry, itemsize)
     logits = geometry.vocab * (8 + itemsize)  # in the activation type, in float32, and kept outside recorded graphs
     return MemoryPlan(
-        memory=memory, weights=weights, contexts=contexts, prompt=prompt_tokens * token, reserve=reserve,
-        fraction=fraction, slot=pool_slot_bytes(geometry, replay, pool, conventional=conventional),
+        memory=memory, weights=weights, contexts=contexts,
+        prompt=prompt_tokens * token + carry_bytes(geometry, prompts), reserve=reserve, fraction=fraction,
+        slot=pool_slot_bytes(geometry, replay, pool, conventional=conventional),
         row=replay.max_step_tokens * (token + logits + (12 * geometry.vocab if drawn_drafts else 0)),
     )  # fmt: skip
+
+
+def prompts_in_progress(pass_tokens: int, chunk: int | None, slots: int | None = None) -> int:
+    """Prompts that passes of so many tokens leave unfinished at once, at most; slots: there are no more than these.
+
+    chunk: tokens of one prompt chunk, None: all of a pass. The oldest prompts come first, so that a new one begins only
+    where every unfinished one got a whole chunk. Not counted, as they may be as many as slots: prompts that begin at
+    snapshots of a prefix cache or are cut for one, and those that come back from the host.
+    """
+    most = -(-pass_tokens // (chunk or max(pass_tokens, 1)))
+    return most if slots is None else min(most, slots)
+
+
+def carry_bytes(geometry: ModelGeometry, prompts: int) -> int:
+    """Float32 states of the recurrent layers, between the chunks of so many prompts; those of two layers more while a
+    pass moves them: of the prompts that end in it, and of those that begin.
+    """
+    ssm, layers = geometry.ssm, len(geometry.ssm_layers)
+    return prompts * (layers + 2) * ssm.inner * ssm.state_dim * 4 if layers else 0
 
 
 def pool_slot_bytes(

@@ -27,7 +27,7 @@ from trtllm_replayssm.runtime.options import (
     SpeculativeConfig,
     resolve_replay,
 )
-from trtllm_replayssm.runtime.planner import MemoryPlan
+from trtllm_replayssm.runtime.planner import MemoryPlan, prompts_in_progress
 from trtllm_replayssm.runtime.prefix.settings import PrefixConfig
 from trtllm_replayssm.runtime.prefix.sizes import prompt_snapshot_bytes
 from trtllm_replayssm.runtime.sampling.params import MAX_SEED
@@ -235,10 +235,13 @@ def _plan(
     geometry: ModelGeometry, replay: ReplayConfig, pool: PoolConfig, options: ReplicaOptions, weights: int,
     contexts: int = 0,
 ) -> MemoryPlan | None:  # fmt: skip
+    tokens = options.max_num_tokens or DEFAULT_STEP_TOKENS
+    settled = options.max_batch_size is not None or options.device == "cpu"
+    slots = options.batch if settled else MAX_PLANNED_BATCH
     return plan_replica(
         geometry, replay, pool, device=options.device, weights=weights, contexts=contexts,
-        conventional=options.state_cache == "conventional",
-        prompt_tokens=options.max_num_tokens or DEFAULT_STEP_TOKENS,
+        conventional=options.state_cache == "conventional", prompt_tokens=tokens,
+        prompts=prompts_in_progress(tokens, options.prefill_chunk, slots),
         fraction=options.kv_cache.free_gpu_memory_fraction,
         drawn_drafts=isinstance(options.speculative, MTPDecodingConfig) and options.speculative.sample_drafts,
     )  # fmt: skip

@@ -49,8 +49,8 @@ class PluginState:
         return PluginState(tensors, carries)
 
     def begin_chunk(self, pools: StatePools, slot: int, *, last: bool) -> int:
-        """Put the slot's unfinished states in place -> the flags of its row."""
-        carried = pools.carries.get(slot)
+        """Move the slot's unfinished states into place -> the flags of its row."""
+        carried = pools.carries.pop(slot, None)
         flags = 0 if last else TO_CARRY
         if carried is None:
             return flags | (FROM_ZERO if int(pools.cursors.position[slot]) == 0 else 0)

@@ -200,9 +200,11 @@ class StateOps:
         return decode_attention(q, k, v, kv, slot=rows.slot, start=ctx.start, num_tokens=rows.num_tokens)
 
     def _initial_state(self, ctx: StepContext, layer: int, row: int, a: Tensor | None) -> Tensor:
-        """State [H, P, N] float32 before the chunk: the carry of the last chunk, or the checkpoint with its records."""
+        """State [H, P, N] float32 before the chunk: the carry of the last chunk, which is given up, or the checkpoint
+        with its records.
+        """
         slot = int(ctx.rows.slot[row])
-        carry = self._pools.carries.get(slot, {}).get(layer)
+        carry = self._pools.carries.get(slot, {}).pop(layer, None)
         if carry is not None:
             return carry
         state, cursors = self._pools.ssm[layer], self._pools.cursors

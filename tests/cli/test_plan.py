@@ -27,6 +27,17 @@ def test_a_preset_in_numbers(capsys: pytest.CaptureFixture[str]) -> None:
     assert replay["bytes"]["weights"] == conventional["bytes"]["weights"] > 7 << 30
 
 
+def test_prompts_in_chunks_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    whole, parts, few = (
+        json.loads(plan(capsys, "nemotron-3-nano-4b", "--gpu-memory", "139", "--json", *more)[1])["bytes"]
+        for more in ([], ["--prefill-chunk", "512"], ["--prefill-chunk", "512", "--max-batch-size", "2"])
+    )
+    state = 23 * 96 * 80 * 128 * 4
+    assert parts["a pass over prompts"] - whole["a pass over prompts"] == 3 * state
+    assert few["a pass over prompts"] - whole["a pass over prompts"] == state
+    assert "--prefill-chunk" in plan(capsys, "nemotron-3-nano-4b", "--gpu-memory", "9", "--prefill-chunk", "0")[2]
+
+
 def test_a_checkpoint_as_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = plan(capsys, str(CHECKPOINTS / "qwen-moe"), "--gpu-memory", "2", "--max-batch-size", "4")
     assert code == 0 and err == ""

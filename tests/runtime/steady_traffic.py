@@ -70,7 +70,7 @@ class SteadyTraffic:
         self.admitted = 0
 
     def run(self, steps: int, after: Callable[[int], None]) -> None:
-        """Step as many times, then until nothing is left; `after` gets each step's number."""
+        """Step as many times, then until nothing is left; `after` gets each step's number. May be called again."""
         step = 0
         while step < steps or self._engine.has_work:
             if step < steps:

@@ -27,9 +27,10 @@ def test_traffic_gives_the_cpu_s_text(kind: str) -> None:
     engine = make_engine(own, kind, ahead=True)
     steps: list[int] = []
     traffic = SteadyTraffic(engine, prompts(5, 60, seed=1), ROWS, longest=48, seed=2)
-    traffic.run(480, steps.append)
+    for part in (96, 384):
+        traffic.run(part, steps.append)
+        assert own.free_slots == ROWS + 1 and own.pools.carries == {}, "idle between two runs"
     assert len(steps) >= 480 and engine.stats.preemptions > 3 and traffic.admitted > 20
-    assert own.free_slots == ROWS + 1
     assert {done.reason for done in traffic.served} >= {"length", "cancelled"}
     assert [done for done in traffic.served if not done.ends_well()] == []
     texts = longest((done.prompt, done.tokens) for done in traffic.served)

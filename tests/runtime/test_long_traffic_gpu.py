@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,8 @@ from tests.runtime.steady_traffic import SteadyTraffic, prompts
 from tests.runtime.torch_loops import DRAFTS, bystander, make_engine
 from trtllm_replayssm.config import CudaGraphConfig, PoolConfig, ReplayConfig
 from trtllm_replayssm.dtypes import ActivationDtype
+from trtllm_replayssm.runtime.engine import Engine
+from trtllm_replayssm.runtime.planner import plan_memory, prompts_in_progress
 from trtllm_replayssm.runtime.pools.state_pools import StatePools
 from trtllm_replayssm.runtime.session.torch_session import TorchSession
 from trtllm_replayssm.weights.checkpoint import Checkpoint
@@ -59,18 +62,32 @@ def test_ten_thousand_steps_give_the_cpu_s_text_touch_no_other_slot_and_need_no_
         run_and_judge(name, kind, cpu)
 
 
+def device_bytes() -> tuple[int, int]:
+    """Allocated and reserved now."""
+    gc.collect()
+    torch.cuda.synchronize()
+    return torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+
+
+def planned_bytes(engine: Engine) -> int:
+    """What the memory plan of this engine leaves for passes over prompts."""
+    session, config = engine.session, engine.config
+    prompts = prompts_in_progress(config.max_num_tokens, config.prefill_chunk, config.max_batch_size)
+    return plan_memory(
+        session.geometry, session.replay, session.pool, memory=0, weights=0, prompt_tokens=config.max_num_tokens,
+        prompts=prompts,
+    ).prompt  # fmt: skip
+
+
 def run_and_judge(name: str, kind: str, cpu: CpuWorkers) -> None:
     """The test; the CPU reads texts while others are still made."""
     session = open_session(EXAMPLES / name, "cuda")
     slot, held = bystander(session)
     engine = make_engine(session, kind, ahead=True)
     engine.warm_up()
-    recorded, used = session.graphs.count, []
+    recorded, memory = session.graphs.count, [device_bytes()]
 
     def after(step: int) -> None:
-        if step in (STEPS // 5, STEPS * 9 // 10):
-            torch.cuda.synchronize()
-            used.append((torch.cuda.memory_allocated(), torch.cuda.memory_reserved()))
         if step % 250 == 0:  # what writes there by mistake is never undone: this only says when it was
             assert session.pools.slot_hash(slot) == held
         if step % 1000 == 0:
@@ -80,16 +97,26 @@ def run_and_judge(name: str, kind: str, cpu: CpuWorkers) -> None:
         return longest((done.prompt, done.tokens) for done in traffic.served)
 
     traffic = SteadyTraffic(engine, prompts(12, 4000, seed=7), ROWS, longest=LONGEST, seed=11)
-    traffic.run(STEPS, after)
+    for steps in (STEPS // 5, STEPS - STEPS // 5):  # each time to the end of the last request
+        traffic.run(steps, after)
+        memory.append(device_bytes())
     assert session.pools.slot_hash(slot) == held
-    assert used[0][1] == used[1][1] and session.graphs.count == recorded > 0
+    assert session.graphs.count == recorded > 0
     assert session.free_slots == session.pool.slots - 1
     assert engine.stats.preemptions > 500 and traffic.admitted > 1_000
     assert [done for done in traffic.served if not done.ends_well()] == []
     whole = texts()
     assert max(len(tokens) for _, tokens in whole) > LONGEST * 9 // 10
+    planned = planned_bytes(engine)
     judged = verdict(whole, cpu.logits(whole), open_session(EXAMPLES / name, "cuda"))
-    print(f"{name} {kind}: {traffic.admitted} requests, {len(whole)} texts, {judged.tokens} tokens, "
-          f"{judged.undecided} undecided; {engine.stats}")  # fmt: skip
-    assert judged.wrong == []
-    assert judged.undecided <= judged.tokens // 20
+    warm, early, end = memory
+    report = (
+        f"{name} {kind}: {traffic.admitted} requests, {len(whole)} texts, {judged.tokens} tokens, {judged.undecided} "
+        f"undecided, {len(judged.wrong)} wrong; bytes allocated and reserved: warm {warm}, idle after a fifth {early}, "
+        f"at the end {end}, {planned} planned for prompts; {engine.stats}"
+    )
+    print(report)
+    assert judged.wrong == [], report
+    assert judged.undecided <= judged.tokens // 20, report
+    assert end[0] == early[0], report
+    assert end[1] - warm[1] <= planned, report

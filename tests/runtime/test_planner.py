@@ -15,8 +15,14 @@ from trtllm_replayssm.dtypes import ActivationDtype, StateFormat
 from trtllm_replayssm.errors import ConfigError
 from trtllm_replayssm.runtime.device.registers import Registers
 from trtllm_replayssm.runtime.device_memory import MAX_PLANNED_BATCH, plan_replica, planned_batch
-from trtllm_replayssm.runtime.planner import GIB, plan_memory, pool_slot_bytes
+from trtllm_replayssm.runtime.options import KvCacheConfig
+from trtllm_replayssm.runtime.planner import GIB, plan_memory, pool_slot_bytes, prompts_in_progress
 from trtllm_replayssm.runtime.pools.state_pools import StatePools
+from trtllm_replayssm.runtime.replica import ReplicaOptions, require_fit
+from trtllm_replayssm.runtime.sampling.params import SamplingParams
+from trtllm_replayssm.runtime.scheduler.output import EndRules
+from trtllm_replayssm.runtime.scheduler.request import Request
+from trtllm_replayssm.runtime.scheduler.scheduler import Scheduler, SchedulerConfig
 from trtllm_replayssm.weights.presets import preset_geometry
 
 FORMATS = {
@@ -99,7 +105,7 @@ def test_the_plan_of_a_host_has_no_libraries_in_reserve() -> None:
     assert plan is None or plan.reserve == 0 < plan.memory
 
 
-@pytest.mark.parametrize(("memory", "batch"), [(9 * GIB, 1), (20 * GIB, 105), (139 * GIB, MAX_PLANNED_BATCH)])
+@pytest.mark.parametrize(("memory", "batch"), [(9 * GIB, 1), (20 * GIB, 104), (139 * GIB, MAX_PLANNED_BATCH)])
 def test_a_batch_that_nobody_asked_for_is_what_fits_up_to_a_cap(memory: int, batch: int) -> None:
     plan = plan_memory(NANO, FORMATS["plain"], BFLOAT16, memory=memory, weights=8 * GIB)
     assert planned_batch(plan) == batch
@@ -114,3 +120,63 @@ def test_drawn_drafts_take_their_distributions() -> None:
     held = made.draft_weights.nbytes // 8
     step = 2 * replay.max_step_tokens * NANO.vocab * 4  # weights of p and of the head's logits
     assert 0 <= drawn.row - plain.row - held - step <= replay.max_step_tokens * NANO.vocab * 4
+
+
+@pytest.mark.parametrize(
+    ("tokens", "chunk", "slots", "prompts"),
+    [(2048, None, None, 1), (2048, 2048, 8, 1), (2048, 512, None, 4), (2049, 512, 256, 5), (100, 512, 8, 1),
+     (2048, 16, 8, 8), (0, None, None, 0), (0, 512, None, 0)],
+)  # fmt: skip
+def test_prompts_in_progress_by_hand(tokens: int, chunk: int | None, slots: int | None, prompts: int) -> None:
+    assert prompts_in_progress(tokens, chunk, slots) == prompts
+
+
+@given(
+    lengths=st.lists(st.integers(1, 60), min_size=1, max_size=30), ends=st.lists(st.integers(1, 20), min_size=30),
+    batch=st.integers(1, 9), tokens=st.integers(9, 40), chunk=st.integers(1, 40),
+)  # fmt: skip
+def test_the_scheduler_leaves_no_more_prompts_unfinished(
+    lengths: list[int], ends: list[int], batch: int, tokens: int, chunk: int
+) -> None:
+    """Answers of ends[i] tokens beside them take more or less of the budget from step to step."""
+    config = SchedulerConfig(max_batch_size=batch, max_num_tokens=tokens, chunk=chunk, max_step_tokens=1)
+    scheduler, most, decoded = Scheduler(config), prompts_in_progress(tokens, chunk, batch), [0] * len(lengths)
+    for i, length in enumerate(lengths):
+        rules = EndRules(frozenset(), frozenset(), 100)
+        scheduler.add(Request(i, [1] * length, SamplingParams(), seed=i, rules=rules).choices[0])
+    while scheduler.has_work:
+        free = [slot for slot in range(batch) if slot not in [choice.slot for choice in scheduler.resident]]
+        while (choice := scheduler.next_admission(len(free))) is not None:
+            scheduler.place(choice, free.pop())
+        plan = scheduler.plan()
+        for part in plan.chunks:
+            part.choice.prefilled = part.end
+            if part.last:
+                scheduler.prompt_done(part.choice)
+        assert sum(0 < c.prefilled < len(c.request.prompt_ids) for c in scheduler.resident) <= most
+        for choice in plan.decode:
+            decoded[choice.request.request_id] += 1
+            if decoded[choice.request.request_id] == ends[choice.request.request_id]:
+                scheduler.finish(choice)
+
+
+def test_states_of_prompts_in_progress_are_counted_in_float32() -> None:
+    """Whatever the checkpoint's format: 21 layers of 96 x 80 x 128, and two layers more in a pass."""
+    none, one, four = (
+        plan_memory(NANO, FORMATS["two"], BFLOAT16, memory=139 * GIB, weights=0, prompts=n).prompt for n in (0, 1, 4)
+    )
+    assert one - none == 23 * 96 * 80 * 128 * 4 and four - none == 4 * (one - none)
+
+
+@pytest.mark.parametrize(("asked", "prompts"), [({}, 1), ({"prefill_chunk": 512}, 4), ({"prefill_chunk": 128}, 6)])
+def test_a_replica_s_plan_counts_prompts_by_its_chunk_and_batch(
+    asked: dict[str, int], prompts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted: list[int] = []
+    monkeypatch.setattr(
+        "trtllm_replayssm.runtime.replica.plan_replica", lambda *_, prompts, **__: counted.append(prompts)
+    )
+    for device, slots in (("cpu", 6), ("cuda", 6)):
+        options = ReplicaOptions(device=device, max_batch_size=slots, kv_cache=KvCacheConfig(), **asked)  # type: ignore[arg-type]
+        require_fit(NANO, FORMATS["plain"], BFLOAT16, options, weights=0)
+    assert counted == [prompts] * 2

@@ -17,7 +17,7 @@ from trtllm_replayssm.errors import ConfigError
 from trtllm_replayssm.manifest import read_manifest
 from trtllm_replayssm.runtime.bundle import file_bytes
 from trtllm_replayssm.runtime.device_memory import free_device_bytes
-from trtllm_replayssm.runtime.planner import GIB, MemoryPlan, plan_memory
+from trtllm_replayssm.runtime.planner import GIB, MemoryPlan, plan_memory, prompts_in_progress
 from trtllm_replayssm.runtime.session.tensorrt_contexts import ContextMemory, context_memory
 from trtllm_replayssm.shapes import ModelGeometry
 from trtllm_replayssm.weights.checkpoint import Checkpoint
@@ -42,6 +42,7 @@ def add_command(commands: Any) -> None:
     parser.add_argument("--max-batch-size", type=int, help="slots that are wanted: refused when they do not fit")
     parser.add_argument("--max-seq-len", type=int, default=4096, help="positions of a slot (default 4096)")
     parser.add_argument("--max-num-tokens", type=int, default=2048, help="prompt tokens of one pass (default 2048)")
+    parser.add_argument("--prefill-chunk", type=int, help="tokens of one prompt chunk (default: all of a pass)")
     parser.add_argument("--draft-len", type=int, default=0, help="drafts of one step (default 0)")
     parser.add_argument("--free-gpu-memory-fraction", type=float, default=0.9, help="share for slots (default 0.9)")
     parser.add_argument("--state-cache", choices=["replay", "conventional"], default="replay")
@@ -58,9 +59,9 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(
             "plan", "free_gpu_memory_fraction", expected="in (0, 1]", got=arguments.free_gpu_memory_fraction
         )
-    for flag, value in (("--max-num-tokens", arguments.max_num_tokens), ("--max-batch-size", arguments.max_batch_size)):
-        if value is not None:
-            require_positive("plan", flag, value)
+    for name in ("max_num_tokens", "max_batch_size", "prefill_chunk"):
+        if getattr(arguments, name) is not None:
+            require_positive("plan", f"--{name.replace('_', '-')}", getattr(arguments, name))
     if arguments.gpu_memory is not None and not 0 < arguments.gpu_memory * GIB < math.inf:
         raise ConfigError("plan", "--gpu-memory", expected="a positive number of GiB", got=arguments.gpu_memory)
     parts = bundle_parts(Path(arguments.model))
@@ -99,6 +100,7 @@ def _plan(arguments: argparse.Namespace) -> MemoryPlan:
     return plan_memory(
         geometry, replay_config(arguments, 1 + arguments.draft_len), pool, memory=_memory(arguments), weights=weights,
         conventional=arguments.state_cache == "conventional", prompt_tokens=arguments.max_num_tokens,
+        prompts=prompts_in_progress(arguments.max_num_tokens, arguments.prefill_chunk, arguments.max_batch_size),
         fraction=arguments.free_gpu_memory_fraction,
     )  # fmt: skip
 
@@ -112,10 +114,12 @@ def _bundle_plan(arguments: argparse.Namespace, part: Path) -> tuple[MemoryPlan,
         most = f"at most {build.max_batch}, for which the bundle was built"
         raise ConfigError("plan", "--max-batch-size", expected=most, got=slots)
     contexts = context_memory(manifest, slots, EVERY_BATCH)
+    chunk = arguments.prefill_chunk or build.context_tokens
     plan = plan_memory(
         shard_geometry(manifest.geometry, TensorParallel(build.tp_size)), manifest.replay, manifest.pool(1),
         memory=_memory(arguments), weights=file_bytes(part), contexts=contexts.total,
         prompt_tokens=arguments.max_num_tokens, fraction=arguments.free_gpu_memory_fraction,
+        prompts=prompts_in_progress(arguments.max_num_tokens, chunk, slots),
     )  # fmt: skip
     return plan, (contexts, build.max_batch)
 

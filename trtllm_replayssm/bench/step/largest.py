@@ -39,5 +39,5 @@ def step_plan(model: StepModel, case: StepCase, schedule: Schedule, memory: int 
     pool = PoolConfig(slots=1, max_seq_len=schedule.last_position(case), activation=model.activation)
     return plan_memory(
         model.geometry, case.replay, pool, memory=memory, conventional=case.conventional, prompt_tokens=0,
-        weights=model_bytes(model.geometry, model.format_of, model.activation.itemsize), fraction=_SHARE,
+        prompts=0, weights=model_bytes(model.geometry, model.format_of, model.activation.itemsize), fraction=_SHARE,
     )  # fmt: skip
