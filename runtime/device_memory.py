@@ -19,8 +19,7 @@ def plan_replica(
 ) -> MemoryPlan | None:  # fmt: skip
     """The plan of a replica on a device as it is now; None where the device does not say what it has free.
 
-    weights: bytes that loading the model will take there. prompts, drawn_drafts, contexts: see
-    `plan_memory`. Raises
+    weights: bytes that loading the model will take there. prompts, drawn_drafts, contexts: see `plan_memory`. Raises
     ConfigError for a device that is not there.
     """
     free = free_host_bytes() if device == "cpu" else free_device_bytes(device)
