@@ -141,7 +141,7 @@ def check_places(step: Sequences, what: object, got: Step, expected: Any, state:
     assert torch.equal(found.checkpoint.load(slots).isnan(), state.checkpoint.load(slots).isnan()), (what, "checkpoint")
 
 
-def check(step: Sequences, name: str, token: int, accepted: bool) -> None:
+def check(step: Sequences, name: str, token: int) -> None:
     rows = step.inputs()
     marked, cursors = poisoned(rows, name, token), copy.deepcopy(step.twin.cursors)
     clean, got = step.launch(rows), step.launch(marked)
@@ -154,18 +154,20 @@ def check(step: Sequences, name: str, token: int, accepted: bool) -> None:
     check_before(step, name, step.tokens, clean, rest)
 
     step.twin.cursors = copy.deepcopy(cursors)
-    if accepted:
-        step.commit(step.tokens)  # slot 0 folds it
-        rest = step.launch(after, got.state)
-        check_places(step, (name, token, "accepted"), rest, *step.reference(after, got.state))
-        step.twin.cursors = cursors
+    step.commit(step.tokens)  # slot 0 folds it
+    rest = step.launch(after, got.state)
+    check_places(step, (name, token, "accepted"), rest, *step.reference(after, got.state))
+    step.commit(step.tokens)  # slot 0 reads what it left
+    last = step.launch(after, rest.state)
+    check_places(step, (name, token, "folded"), last, *step.reference(after, rest.state))
+    step.twin.cursors = cursors
 
 
-def check_all(step: Sequences, accepted: bool = True) -> None:
+def check_all(step: Sequences) -> None:
     numbers = ("log_decay", "beta") if step.twin.gdn else ("dt",)
     for name in ("value", "k", "q", *numbers):
         for token in sorted({step.tokens // 2, step.tokens - 1}):
-            check(step, name, token, accepted)
+            check(step, name, token)
 
 
 def make_twin(library: _abi.Library, kind: SsmKind, head_dim: int, settings: Any, act: str) -> NarrowTwin:
@@ -200,4 +202,4 @@ def test_narrow_states(
     act: str,
 ) -> None:
     twin = make_twin(library, kind, head_dim, config(recurrence, read, 16, tokens), act)
-    check_all(Sequences(twin, tokens), accepted=tokens == 1)
+    check_all(Sequences(twin, tokens))

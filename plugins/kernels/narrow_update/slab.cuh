@@ -96,7 +96,7 @@ struct SlabRun {
   int block, half;
 
   __device__ __forceinline__ const SlabPiece& piece(int i) const { return i == 0 ? low : high; }
-  // Magnitude, of the finite numbers.
+  // Magnitude, of the finite numbers. For all lanes together, never behind a lane's own condition: it may vote.
   __device__ __forceinline__ float largest() const { return kKept ? known : largestOf(low, high, bounded); }
 };
 
