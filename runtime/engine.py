@@ -12,6 +12,7 @@ from trtllm_replayssm.runtime.device_loop import DeviceLoop, Steps
 from trtllm_replayssm.runtime.fit import require_session_fit, session_slot_bytes
 from trtllm_replayssm.runtime.intake import Intake
 from trtllm_replayssm.runtime.outputs import RequestOutput, request_output
+from trtllm_replayssm.runtime.planner import prompts_in_progress
 from trtllm_replayssm.runtime.prefix.reuse import PrefixReuse
 from trtllm_replayssm.runtime.prefix.settings import PrefixConfig
 from trtllm_replayssm.runtime.sampling.params import SamplingParams
@@ -47,6 +48,13 @@ class EngineConfig:
     prefix: PrefixConfig | None = None
     max_preempted: int | None = None
     debug: bool = False
+
+    @property
+    def max_unfinished(self) -> int:
+        """Prompts in the middle at once, at most."""
+        return prompts_in_progress(
+            self.max_num_tokens, self.prefill_chunk, self.max_batch_size, reuse=self.prefix is not None
+        )
 
 
 class Engine:
@@ -87,6 +95,7 @@ class Engine:
                 max_step_tokens=step_tokens,
                 block=1 if config.prefix is None else config.prefix.block,
                 max_preempted=config.max_batch_size if config.max_preempted is None else config.max_preempted,
+                max_unfinished=config.max_unfinished,
             )
         )
         self.prefix = None if config.prefix is None else PrefixReuse(session, config.prefix, self.stats.prefix)
@@ -252,6 +261,8 @@ class Engine:
                 if not self._scheduler.resident:
                     raise  # nothing of ours will ever free a slot
                 break
+            if slot is None:
+                break
             self._scheduler.place(choice, slot)
             choice.request.times = choice.request.times.after_admission()
             if new and choice.prefilled:
@@ -269,14 +280,19 @@ class Engine:
                 choice = self._scheduler.next_admission(self.session.free_slots)
         return choice
 
-    def _seat(self, choice: Choice) -> int:
-        """A slot: with the state that the choice gave up, or for a new prompt. Raises CapacityError."""
+    def _seat(self, choice: Choice) -> int | None:
+        """A slot: with the state that the choice gave up, or for a new prompt. Raises CapacityError.
+
+        None for a prompt that would begin in its middle while there are unfinished ones enough.
+        """
         snapshot = self._snapshots.get(choice)
         if snapshot is not None:
             slot = self.session.restore(snapshot, seed=choice.seed)
             del self._snapshots[choice]
             return slot
-        return self.session.allocate(choice.seed) if self.prefix is None else self.prefix.begin(choice)
+        if self.prefix is None:
+            return self.session.allocate(choice.seed)
+        return self.prefix.begin(choice, may_hit=self._scheduler.may_hold_unfinished)
 
     def check_integrity(self) -> None:
         """Raise InvariantError when the scheduler's or the session's bookkeeping is inconsistent."""

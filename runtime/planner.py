@@ -15,6 +15,8 @@ from trtllm_replayssm.spec.traffic import SlotBytes, conventional_slot_bytes, sl
 
 GIB = 1 << 30
 MIB = 1 << 20
+REUSED_PROMPTS = 16  # with a prefix cache in their middle at once: each has float32 states, 50 to 168 MB in the presets
+STEP_TOKENS = 2048  # of one engine step, unless its rows and their drafts are more
 LIBRARY_BYTES = GIB  # what CUDA, its libraries' workspaces and recorded graphs take beside tensors, rounded up
 
 
@@ -107,14 +109,23 @@ def plan_memory(
     )  # fmt: skip
 
 
-def prompts_in_progress(pass_tokens: int, chunk: int | None, slots: int | None = None) -> int:
-    """Prompts that passes of so many tokens leave unfinished at once, at most; slots: there are no more than these.
+def step_tokens(rows: int, draft_len: int) -> int:
+    """Tokens of one engine step where nobody asks for a number: all rows with their drafts, or prompts."""
+    return max(STEP_TOKENS, rows * (1 + draft_len))
 
-    chunk: tokens of one prompt chunk, None: all of a pass. The oldest prompts come first, so that a new one begins only
-    where every unfinished one got a whole chunk. Not counted, as they may be as many as slots: prompts that begin at
-    snapshots of a prefix cache or are cut for one, and those that come back from the host.
+
+def prompts_in_progress(
+    pass_tokens: int, chunk: int | None, slots: int | None = None, *, reuse: bool = False
+) -> int:  # fmt: skip
+    """Prompts that an engine has unfinished at once, at most; slots: there are no more than these.
+
+    chunk: tokens of one prompt chunk, None: all of a pass of `pass_tokens`. The oldest prompts come first, so that of
+    new ones no more begin than chunks fill a pass. Those that come back from the host, and with a prefix cache (reuse)
+    those that begin at a snapshot or are cut for one, would be more: they wait for their turn.
     """
     most = -(-pass_tokens // (chunk or max(pass_tokens, 1)))
+    if reuse and pass_tokens:
+        most = max(most, REUSED_PROMPTS)
     return most if slots is None else min(most, slots)
 
 

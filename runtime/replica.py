@@ -27,7 +27,7 @@ from trtllm_replayssm.runtime.options import (
     SpeculativeConfig,
     resolve_replay,
 )
-from trtllm_replayssm.runtime.planner import MemoryPlan, prompts_in_progress
+from trtllm_replayssm.runtime.planner import MemoryPlan, prompts_in_progress, step_tokens
 from trtllm_replayssm.runtime.prefix.settings import PrefixConfig
 from trtllm_replayssm.runtime.prefix.sizes import prompt_snapshot_bytes
 from trtllm_replayssm.runtime.sampling.params import MAX_SEED
@@ -45,7 +45,6 @@ from trtllm_replayssm.weights.tensor_parallel import TensorParallel, shard_geome
 
 DEFAULT_BATCH = 8
 DEFAULT_SEQ_LEN = 4096  # cap of the default only: a slot's keys and values are reserved for all of it
-DEFAULT_STEP_TOKENS = 2048
 MAX_RANK_TIMEOUT = 7 * 24 * 3600  # seconds, for a debugger
 BACKENDS = ("torch",)
 
@@ -100,12 +99,15 @@ class ReplicaOptions:
         """Sequences that run at once, and slots, unless the memory plan of a GPU settles the number."""
         return DEFAULT_BATCH if self.max_batch_size is None else self.max_batch_size
 
+    def step_tokens(self, batch: int) -> int:
+        """Tokens of one engine step; the default holds every row with its drafts."""
+        return step_tokens(batch, self.draft_len) if self.max_num_tokens is None else self.max_num_tokens
+
     def engine_config(self, prefix: PrefixConfig | None = None) -> EngineConfig:
-        """Batch, token budget and chunk; the default budget holds every row with its drafts."""
-        budget = max(DEFAULT_STEP_TOKENS, self.batch * (1 + self.draft_len))
+        """Batch, token budget and chunk."""
         return EngineConfig(
             max_batch_size=self.batch,
-            max_num_tokens=budget if self.max_num_tokens is None else self.max_num_tokens,
+            max_num_tokens=self.step_tokens(self.batch),
             prefill_chunk=self.prefill_chunk,
             seed=self.seed,
             conventional_state=self.state_cache == "conventional",
@@ -235,13 +237,13 @@ def _plan(
     geometry: ModelGeometry, replay: ReplayConfig, pool: PoolConfig, options: ReplicaOptions, weights: int,
     contexts: int = 0,
 ) -> MemoryPlan | None:  # fmt: skip
-    tokens = options.max_num_tokens or DEFAULT_STEP_TOKENS
     settled = options.max_batch_size is not None or options.device == "cpu"
     slots = options.batch if settled else MAX_PLANNED_BATCH
+    tokens = options.step_tokens(slots)
     return plan_replica(
         geometry, replay, pool, device=options.device, weights=weights, contexts=contexts,
         conventional=options.state_cache == "conventional", prompt_tokens=tokens,
-        prompts=prompts_in_progress(tokens, options.prefill_chunk, slots),
+        prompts=prompts_in_progress(tokens, options.prefill_chunk, slots, reuse=options.kv_cache.enable_block_reuse),
         fraction=options.kv_cache.free_gpu_memory_fraction,
         drawn_drafts=isinstance(options.speculative, MTPDecodingConfig) and options.speculative.sample_drafts,
     )  # fmt: skip

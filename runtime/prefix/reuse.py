@@ -27,14 +27,17 @@ class PrefixReuse:
         self._history = PrefixHistory(config.history)
         self._keys: dict[Choice, BlockKeys] = {}  # of prompts in progress
 
-    def begin(self, choice: Choice) -> int:
+    def begin(self, choice: Choice, *, may_hit: bool = True) -> int | None:
         """A slot for a new choice, with the longest known part of its prompt absorbed. Raises CapacityError.
 
-        At least one token of the prompt is left to run: its logits are wanted.
+        At least one token of the prompt is left to run: its logits are wanted. may_hit: whether there may be one more
+        prompt in its middle; None, and nothing has changed, where that is not so and a part of the prompt is known.
         """
         prompt = choice.request.prompt_ids
         keys = self.cache.keys(prompt)
         hit = self.cache.find(keys, len(prompt) - 1)
+        if hit is not None and not may_hit:
+            return None
         if hit is None:
             slot = self._session.allocate(choice.seed)
         else:

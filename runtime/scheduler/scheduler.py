@@ -2,7 +2,8 @@
 
 Rules: higher priority first; within one priority preempted choices resume before new ones start, and both first come,
 first served; a request starts when slots for all of its choices are free, for which residents of a lower priority may
-have to give up theirs; decode rows run in every step and prompt chunks share what is left of the token budget.
+have to give up theirs; decode rows run in every step and prompt chunks share what is left of the token budget; no more
+prompts than the limit stand unfinished between two steps.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ class SchedulerConfig:
 
     max_step_tokens: tokens of one decode row, drafts included. block: prompt chunks end at multiples of it where they
     can, and at a choice's own cuts always. max_preempted: preempted choices beyond which none is preempted for others.
+    max_unfinished: prompts that may hold a slot with some of their tokens absorbed and others not; each has states of
+    its own, for which the memory plan has room.
     """
 
     max_batch_size: int
@@ -28,9 +31,10 @@ class SchedulerConfig:
     max_step_tokens: int
     block: int = 1
     max_preempted: int = 1 << 30
+    max_unfinished: int = 1 << 30
 
     def __post_init__(self) -> None:
-        for name in ("max_batch_size", "max_num_tokens", "chunk", "max_step_tokens", "block"):
+        for name in ("max_batch_size", "max_num_tokens", "chunk", "max_step_tokens", "block", "max_unfinished"):
             if getattr(self, name) < 1:
                 raise ConfigError("SchedulerConfig", name, expected="a positive integer", got=getattr(self, name))
         if self.max_num_tokens < self.max_batch_size * self.max_step_tokens:
@@ -94,6 +98,14 @@ class Scheduler:
         """Choices without a slot, new and preempted."""
         return len(self._waiting) + len(self._preempted)
 
+    @property
+    def may_hold_unfinished(self) -> bool:
+        """Whether one more prompt may stand in its middle."""
+        return self._unfinished() < self.config.max_unfinished
+
+    def _unfinished(self) -> int:
+        return sum(choice.state is RequestState.PREFILLING and choice.prefilled > 0 for choice in self._resident)
+
     def add(self, choice: Choice) -> None:
         """Queue a new choice."""
         insort(self._waiting, choice, key=_rank)
@@ -127,8 +139,12 @@ class Scheduler:
         return []
 
     def _first(self) -> Choice | None:
+        """The next in order, of equals the preempted one; None also where that is one unfinished prompt too many."""
         queues = [queue for queue in (self._preempted, self._waiting) if queue]
-        return min((queue[0] for queue in queues), key=_rank, default=None)  # of equals the preempted one
+        first = min((queue[0] for queue in queues), key=_rank, default=None)
+        if first is None or not 0 < first.prefilled < len(first.request.prompt_ids):
+            return first
+        return first if self.may_hold_unfinished else None
 
     def _missing(self, choice: Choice, resident: list[Choice], free_slots: int) -> int:
         """Slots that a choice lacks beside `resident`; at most 0 when it may start."""
@@ -147,16 +163,26 @@ class Scheduler:
         self._resident.append(choice)
 
     def plan(self) -> StepPlan:
-        """All decode rows, and the oldest prompts' next chunks within the token budget."""
+        """All decode rows, and the oldest prompts' next chunks within the token budget.
+
+        A prompt that has not begun and would not end waits where there are unfinished ones enough; they go on.
+        """
         decode = [choice for choice in self._resident if choice.state is RequestState.DECODING]
         budget = self.config.max_num_tokens - sum(c.step_tokens for c in decode)
         chunks: list[Chunk] = []
+        more = self.config.max_unfinished - self._unfinished()
         for choice in self._resident:
             if choice.state is not RequestState.PREFILLING or budget <= 0:
                 continue
-            end = self._chunk_end(choice, budget)
-            chunks.append(Chunk(choice, choice.prefilled, end))
-            budget -= end - choice.prefilled
+            chunk = Chunk(choice, choice.prefilled, self._chunk_end(choice, budget))
+            if chunk.begin == 0 and not chunk.last:
+                if more <= 0:
+                    continue
+                more -= 1
+            elif chunk.begin > 0 and chunk.last:
+                more += 1
+            chunks.append(chunk)
+            budget -= chunk.end - chunk.begin
         return StepPlan(chunks, decode)
 
     def _chunk_end(self, choice: Choice, budget: int) -> int:

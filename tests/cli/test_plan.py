@@ -38,6 +38,17 @@ def test_prompts_in_chunks_are_counted(capsys: pytest.CaptureFixture[str]) -> No
     assert "--prefill-chunk" in plan(capsys, "nemotron-3-nano-4b", "--gpu-memory", "9", "--prefill-chunk", "0")[2]
 
 
+def test_a_prefix_cache_and_many_drafts_take_more_of_a_pass(capsys: pytest.CaptureFixture[str]) -> None:
+    plain, reuse, drafts, asked = (
+        json.loads(plan(capsys, "nemotron-3-nano-4b", "--gpu-memory", "139", "--json", *more)[1])["bytes"]
+        for more in (
+            [], ["--enable-block-reuse"], ["--draft-len", "15"], ["--draft-len", "15", "--max-num-tokens", "2048"]
+        )
+    )  # fmt: skip
+    assert reuse["a pass over prompts"] - plain["a pass over prompts"] == 15 * 23 * 96 * 80 * 128 * 4
+    assert drafts["a pass over prompts"] > asked["a pass over prompts"] == plain["a pass over prompts"]
+
+
 def test_a_checkpoint_as_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = plan(capsys, str(CHECKPOINTS / "qwen-moe"), "--gpu-memory", "2", "--max-batch-size", "4")
     assert code == 0 and err == ""

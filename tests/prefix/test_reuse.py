@@ -209,6 +209,18 @@ def test_a_full_session_leaves_a_prompt_with_a_hit_queued_and_uncounted() -> Non
     assert {running, late} <= bench_.done.keys() and bench_.engine.stats.prefix.hits == 1
 
 
+def test_prompts_that_begin_at_snapshots_stand_in_their_middle_by_turns() -> None:
+    """Each holds states that the memory plan counts: of forty that arrive at once no more than that are begun."""
+    bench_ = machine(slots=40, max_num_tokens=400)
+    bench_.one([*ramp(8), 9, 9], max_tokens=1)
+    prompts = [[*ramp(8), *ramp(2 + i % 7, i)] for i in range(40)]
+    numbers = [bench_.add(prompt, max_tokens=9, end_id=-1) for prompt in prompts]
+    done, stats = bench_.run(), bench_.engine.stats.prefix
+    assert bench_.engine.config.max_unfinished == 16 == max(len(sizes) for sizes in bench_.session.prefill_sizes)
+    assert stats.hits == 40 == stats.lookups - 1
+    assert [done[n].outputs[0].token_ids for n in numbers] == [alone(p, max_tokens=9, end_id=-1) for p in prompts]
+
+
 def test_without_settings_there_is_no_cache_and_no_cut() -> None:
     bench_ = bench(model=MODEL)
     for _ in range(2):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import replace
+from random import Random
 
 import pytest
 import torch
@@ -15,9 +17,10 @@ from trtllm_replayssm.dtypes import ActivationDtype, StateFormat
 from trtllm_replayssm.errors import ConfigError
 from trtllm_replayssm.runtime.device.registers import Registers
 from trtllm_replayssm.runtime.device_memory import MAX_PLANNED_BATCH, plan_replica, planned_batch
-from trtllm_replayssm.runtime.options import KvCacheConfig
+from trtllm_replayssm.runtime.options import KvCacheConfig, NGramDecodingConfig
 from trtllm_replayssm.runtime.planner import GIB, plan_memory, pool_slot_bytes, prompts_in_progress
 from trtllm_replayssm.runtime.pools.state_pools import StatePools
+from trtllm_replayssm.runtime.prefix.settings import PrefixConfig
 from trtllm_replayssm.runtime.replica import ReplicaOptions, require_fit
 from trtllm_replayssm.runtime.sampling.params import SamplingParams
 from trtllm_replayssm.runtime.scheduler.output import EndRules
@@ -131,24 +134,48 @@ def test_prompts_in_progress_by_hand(tokens: int, chunk: int | None, slots: int 
     assert prompts_in_progress(tokens, chunk, slots) == prompts
 
 
+@pytest.mark.parametrize(
+    ("tokens", "chunk", "slots", "prompts"),
+    [(2048, None, 256, 16), (2048, None, 4, 4), (2048, 64, 256, 32), (0, 512, 8, 0)],
+)
+def test_a_prefix_cache_has_more_prompts_in_progress(tokens: int, chunk: int | None, slots: int, prompts: int) -> None:
+    assert prompts_in_progress(tokens, chunk, slots, reuse=True) == prompts
+
+
 @given(
     lengths=st.lists(st.integers(1, 60), min_size=1, max_size=30), ends=st.lists(st.integers(1, 20), min_size=30),
-    batch=st.integers(1, 9), tokens=st.integers(9, 40), chunk=st.integers(1, 40),
+    batch=st.integers(1, 9), tokens=st.integers(9, 40), chunk=st.integers(1, 40), disturbed=st.booleans(),
+    random=st.randoms(),
 )  # fmt: skip
 def test_the_scheduler_leaves_no_more_prompts_unfinished(
-    lengths: list[int], ends: list[int], batch: int, tokens: int, chunk: int
+    lengths: list[int], ends: list[int], batch: int, tokens: int, chunk: int, disturbed: bool, random: Random
 ) -> None:
-    """Answers of ends[i] tokens beside them take more or less of the budget from step to step."""
-    config = SchedulerConfig(max_batch_size=batch, max_num_tokens=tokens, chunk=chunk, max_step_tokens=1)
-    scheduler, most, decoded = Scheduler(config), prompts_in_progress(tokens, chunk, batch), [0] * len(lengths)
+    """Answers of ends[i] tokens beside them take more or less of the budget from step to step. Nothing is held back as
+    long as prompts run as they come; those that are cut or come back from the host in their middle wait for their turn.
+    """
+    most = prompts_in_progress(tokens, chunk, batch)
+    config = SchedulerConfig(
+        max_batch_size=batch, max_num_tokens=tokens, chunk=chunk, max_step_tokens=1, max_unfinished=most
+    )
+    scheduler, decoded = Scheduler(config), [0] * len(lengths)
     for i, length in enumerate(lengths):
         rules = EndRules(frozenset(), frozenset(), 100)
-        scheduler.add(Request(i, [1] * length, SamplingParams(), seed=i, rules=rules).choices[0])
-    while scheduler.has_work:
+        choice = Request(i, [1] * length, SamplingParams(), seed=i, rules=rules).choices[0]
+        if disturbed and length > 1:
+            choice.cuts = (random.randint(1, length - 1),)
+        scheduler.add(choice)
+    for _ in range(10_000):
+        if not scheduler.has_work:
+            break
+        if disturbed and scheduler.resident and random.random() < 0.2:
+            scheduler.preempt(random.choice(scheduler.resident))
         free = [slot for slot in range(batch) if slot not in [choice.slot for choice in scheduler.resident]]
         while (choice := scheduler.next_admission(len(free))) is not None:
             scheduler.place(choice, free.pop())
         plan = scheduler.plan()
+        assert plan.chunks or plan.decode
+        if not disturbed:
+            assert plan == Scheduler.plan(unbounded(scheduler))
         for part in plan.chunks:
             part.choice.prefilled = part.end
             if part.last:
@@ -158,6 +185,14 @@ def test_the_scheduler_leaves_no_more_prompts_unfinished(
             decoded[choice.request.request_id] += 1
             if decoded[choice.request.request_id] == ends[choice.request.request_id]:
                 scheduler.finish(choice)
+    assert not scheduler.has_work
+
+
+def unbounded(scheduler: Scheduler) -> Scheduler:
+    """The same residents without a limit of unfinished prompts."""
+    other = copy(scheduler)
+    other.config = replace(scheduler.config, max_unfinished=1 << 30)
+    return other
 
 
 def test_states_of_prompts_in_progress_are_counted_in_float32() -> None:
@@ -168,15 +203,24 @@ def test_states_of_prompts_in_progress_are_counted_in_float32() -> None:
     assert one - none == 23 * 96 * 80 * 128 * 4 and four - none == 4 * (one - none)
 
 
-@pytest.mark.parametrize(("asked", "prompts"), [({}, 1), ({"prefill_chunk": 512}, 4), ({"prefill_chunk": 128}, 6)])
-def test_a_replica_s_plan_counts_prompts_by_its_chunk_and_batch(
-    asked: dict[str, int], prompts: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("reuse", [False, True])
+@pytest.mark.parametrize(
+    ("asked", "tokens"),
+    [({}, 2048), ({"prefill_chunk": 512}, 2048), ({"prefill_chunk": 128}, 2048),
+     ({"max_batch_size": 1000, "speculative": NGramDecodingConfig(max_draft_len=3, max_matching_ngram_size=3)}, 4000)],
+)  # fmt: skip
+def test_a_replica_s_plan_counts_the_steps_and_prompts_of_its_engine(
+    asked: dict[str, object], tokens: int, reuse: bool, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    counted: list[int] = []
+    counted: list[tuple[int, int]] = []
     monkeypatch.setattr(
-        "trtllm_replayssm.runtime.replica.plan_replica", lambda *_, prompts, **__: counted.append(prompts)
+        "trtllm_replayssm.runtime.replica.plan_replica",
+        lambda *_, prompt_tokens, prompts, **__: counted.append((prompt_tokens, prompts)),
     )
-    for device, slots in (("cpu", 6), ("cuda", 6)):
-        options = ReplicaOptions(device=device, max_batch_size=slots, kv_cache=KvCacheConfig(), **asked)  # type: ignore[arg-type]
-        require_fit(NANO, FORMATS["plain"], BFLOAT16, options, weights=0)
-    assert counted == [prompts] * 2
+    options = ReplicaOptions(
+        device=device, kv_cache=KvCacheConfig(enable_block_reuse=reuse), **{"max_batch_size": 40, **asked}  # type: ignore[arg-type]
+    )
+    require_fit(NANO, FORMATS["plain"], BFLOAT16, options, weights=0)
+    engine = options.engine_config(PrefixConfig(budget=1) if reuse else None)
+    assert counted == [(engine.max_num_tokens, engine.max_unfinished)] and engine.max_num_tokens == tokens

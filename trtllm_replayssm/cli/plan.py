@@ -16,8 +16,8 @@ from trtllm_replayssm.dtypes import ActivationDtype
 from trtllm_replayssm.errors import ConfigError
 from trtllm_replayssm.manifest import read_manifest
 from trtllm_replayssm.runtime.bundle import file_bytes
-from trtllm_replayssm.runtime.device_memory import free_device_bytes
-from trtllm_replayssm.runtime.planner import GIB, MemoryPlan, plan_memory, prompts_in_progress
+from trtllm_replayssm.runtime.device_memory import MAX_PLANNED_BATCH, free_device_bytes
+from trtllm_replayssm.runtime.planner import GIB, STEP_TOKENS, MemoryPlan, plan_memory, prompts_in_progress, step_tokens
 from trtllm_replayssm.runtime.session.tensorrt_contexts import ContextMemory, context_memory
 from trtllm_replayssm.shapes import ModelGeometry
 from trtllm_replayssm.weights.checkpoint import Checkpoint
@@ -41,8 +41,12 @@ def add_command(commands: Any) -> None:
     parser.add_argument("--gpu-memory", type=float, metavar="GIB", help="memory free for us (default: this GPU's)")
     parser.add_argument("--max-batch-size", type=int, help="slots that are wanted: refused when they do not fit")
     parser.add_argument("--max-seq-len", type=int, default=4096, help="positions of a slot (default 4096)")
-    parser.add_argument("--max-num-tokens", type=int, default=2048, help="prompt tokens of one pass (default 2048)")
+    parser.add_argument(
+        "--max-num-tokens", type=int,
+        help=f"prompt tokens of one pass (default {STEP_TOKENS}, or all rows' tokens where they are more)",
+    )  # fmt: skip
     parser.add_argument("--prefill-chunk", type=int, help="tokens of one prompt chunk (default: all of a pass)")
+    parser.add_argument("--enable-block-reuse", action="store_true", help="with a prefix cache")
     parser.add_argument("--draft-len", type=int, default=0, help="drafts of one step (default 0)")
     parser.add_argument("--free-gpu-memory-fraction", type=float, default=0.9, help="share for slots (default 0.9)")
     parser.add_argument("--state-cache", choices=["replay", "conventional"], default="replay")
@@ -97,10 +101,13 @@ def _refuse_given(arguments: argparse.Namespace) -> None:
 def _plan(arguments: argparse.Namespace) -> MemoryPlan:
     pool = PoolConfig(slots=1, max_seq_len=arguments.max_seq_len, activation=ActivationDtype(arguments.activation))
     geometry, weights = _model(arguments.model, pool.activation.itemsize)
+    tokens = arguments.max_num_tokens
+    if tokens is None:
+        tokens = step_tokens(arguments.max_batch_size or MAX_PLANNED_BATCH, arguments.draft_len)
     return plan_memory(
         geometry, replay_config(arguments, 1 + arguments.draft_len), pool, memory=_memory(arguments), weights=weights,
-        conventional=arguments.state_cache == "conventional", prompt_tokens=arguments.max_num_tokens,
-        prompts=prompts_in_progress(arguments.max_num_tokens, arguments.prefill_chunk, arguments.max_batch_size),
+        conventional=arguments.state_cache == "conventional", prompt_tokens=tokens,
+        prompts=_prompts(arguments, tokens, arguments.prefill_chunk, arguments.max_batch_size),
         fraction=arguments.free_gpu_memory_fraction,
     )  # fmt: skip
 
@@ -115,13 +122,18 @@ def _bundle_plan(arguments: argparse.Namespace, part: Path) -> tuple[MemoryPlan,
         raise ConfigError("plan", "--max-batch-size", expected=most, got=slots)
     contexts = context_memory(manifest, slots, EVERY_BATCH)
     chunk = arguments.prefill_chunk or build.context_tokens
+    tokens = arguments.max_num_tokens or step_tokens(slots, arguments.draft_len)
     plan = plan_memory(
         shard_geometry(manifest.geometry, TensorParallel(build.tp_size)), manifest.replay, manifest.pool(1),
         memory=_memory(arguments), weights=file_bytes(part), contexts=contexts.total,
-        prompt_tokens=arguments.max_num_tokens, fraction=arguments.free_gpu_memory_fraction,
-        prompts=prompts_in_progress(arguments.max_num_tokens, chunk, slots),
+        prompt_tokens=tokens, fraction=arguments.free_gpu_memory_fraction,
+        prompts=_prompts(arguments, tokens, chunk, slots),
     )  # fmt: skip
     return plan, (contexts, build.max_batch)
+
+
+def _prompts(arguments: argparse.Namespace, tokens: int, chunk: int | None, slots: int | None) -> int:
+    return prompts_in_progress(tokens, chunk, slots, reuse=arguments.enable_block_reuse)
 
 
 def _memory(arguments: argparse.Namespace) -> int:
