@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from trtllm_replayssm.errors import CapacityError, RequestError
 from trtllm_replayssm.runtime.device_loop import DeviceLoop, Steps
+from trtllm_replayssm.runtime.engine_config import EngineConfig
 from trtllm_replayssm.runtime.fit import require_session_fit, session_slot_bytes
 from trtllm_replayssm.runtime.intake import Intake
 from trtllm_replayssm.runtime.outputs import RequestOutput, request_output
-from trtllm_replayssm.runtime.planner import prompts_in_progress
 from trtllm_replayssm.runtime.prefix.reuse import PrefixReuse
-from trtllm_replayssm.runtime.prefix.settings import PrefixConfig
 from trtllm_replayssm.runtime.sampling.params import SamplingParams
 from trtllm_replayssm.runtime.scheduler.output import FinishReason
 from trtllm_replayssm.runtime.scheduler.request import DEFAULT_PRIORITY, Choice, Request, RequestState
@@ -27,34 +25,6 @@ from trtllm_replayssm.runtime.text.tokenizer import Tokenizer
 from trtllm_replayssm.runtime.traffic_meter import TrafficMeter
 from trtllm_replayssm.runtime.transfer.request_file import read_request, write_request
 from trtllm_replayssm.runtime.transfer.restore import Fit
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineConfig:
-    """max_batch_size: choices that hold a slot at once; max_num_tokens: tokens of one engine step.
-
-    prefill_chunk: tokens of one prompt chunk, None: the whole budget. seed: for requests without one.
-    conventional_state: the session reads and writes its state at every token; only the counters need to know.
-    prefix: the prefix cache, None for none. max_preempted: choices in host memory at most for the sake of others with
-    a higher priority, None: as many as max_batch_size.
-    debug: check all bookkeeping after each step.
-    """
-
-    max_batch_size: int
-    max_num_tokens: int
-    prefill_chunk: int | None = None
-    seed: int = 0
-    conventional_state: bool = False
-    prefix: PrefixConfig | None = None
-    max_preempted: int | None = None
-    debug: bool = False
-
-    @property
-    def max_unfinished(self) -> int:
-        """Prompts in the middle at once, at most."""
-        return prompts_in_progress(
-            self.max_num_tokens, self.prefill_chunk, self.max_batch_size, reuse=self.prefix is not None
-        )
 
 
 class Engine:

@@ -25,33 +25,43 @@ class MemoryPlan:
     """What lies where, in bytes.
 
     memory: free on the device before anything is loaded. weights: all parameters. contexts: execution contexts of
-    engines. prompt: the largest pass over prompt tokens, with the states of prompts in progress. reserve: libraries
-    and graphs. fraction: share of the rest that slots may take. slot: one slot by kind; row: what a decode or verify
-    step needs for each slot's row (activations and logits).
+    engines. prompt: the largest pass over prompt tokens. prompts: those in progress at once, but no more than slots;
+    carry: the states of one. reserve: libraries and graphs. fraction: share of the rest that slots may take. slot: one
+    slot by kind; row: what a step needs for each slot's row (activations and logits).
     """
 
     memory: int
     weights: int
     contexts: int
     prompt: int
+    prompts: int
+    carry: int
     reserve: int
     fraction: float
     slot: SlotBytes
     row: int
 
-    @property
-    def rest(self) -> int:
-        """Bytes that are left for slots and their rows; negative when not even the weights fit."""
-        return self.memory - self.weights - self.contexts - self.prompt - self.reserve
+    def carries(self, slots: int) -> int:
+        """Bytes of the states of prompts in progress beside so many slots."""
+        return min(self.prompts, slots) * self.carry
+
+    def room(self, slots: int) -> int:
+        """Bytes that so many slots and their rows may take; negative when not even the weights fit."""
+        rest = self.memory - self.weights - self.contexts - self.prompt - self.reserve - self.carries(slots)
+        return int(rest * self.fraction)
 
     @property
     def slots(self) -> int:
         """Slots that fit."""
-        return max(int(self.rest * self.fraction), 0) // (self.slot.total + self.row)
+        each = self.slot.total + self.row
+        many = max(self.room(self.prompts), 0) // each
+        if many >= self.prompts:
+            return many
+        return max((n for n in range(self.prompts) if n * each <= self.room(n)), default=0)  # each with a prompt
 
     def need(self, slots: int) -> int:
         """Bytes that so many slots take with everything beside them but the libraries."""
-        return self.weights + self.contexts + self.prompt + slots * (self.slot.total + self.row)
+        return self.weights + self.contexts + self.prompt + self.carries(slots) + slots * (self.slot.total + self.row)
 
     def require(self, slots: int) -> None:
         """Raise ConfigError, with every number, when so many slots do not fit."""
@@ -62,11 +72,12 @@ class MemoryPlan:
         raise ConfigError(
             "LLM", "max_batch_size",
             expected=f"at most {self.slots} slots: {self.memory} bytes of free memory, less {self.weights} of weights, "
-            f"{engines}{self.prompt} for prompts and {self.reserve} in reserve, times {self.fraction:g}, hold "
-            f"{self.slots} of {self.slot.total} + {self.row} bytes",
+            f"{engines}{self.prompt} for a pass over prompts, {self.carry} for each prompt in progress (at most "
+            f"{self.prompts}) and {self.reserve} in reserve, times {self.fraction:g}, hold {self.slots} of "
+            f"{self.slot.total} + {self.row} bytes",
             got=f"{slots} (need {need} bytes)",
-            hint="Lower max_batch_size, max_seq_len or the draft length, raise free_gpu_memory_fraction, or keep the "
-            "recurrent state in a smaller format",
+            hint="Lower max_batch_size, max_seq_len, max_num_tokens or the draft length, raise prefill_chunk or "
+            "free_gpu_memory_fraction, or keep the recurrent state in a smaller format",
         )  # fmt: skip
 
     def table(self) -> list[tuple[str, int]]:
@@ -74,8 +85,9 @@ class MemoryPlan:
         kinds = ("checkpoint", "read_copy", "snapshots", "rings", "conv_windows", "kv", "cursors")
         rows = [
             ("free memory", self.memory), ("weights", self.weights), ("execution contexts", self.contexts),
-            ("a pass over prompts", self.prompt), ("libraries and graphs", self.reserve),
-            (f"for slots ({self.fraction:.0%})", max(0, int(self.rest * self.fraction))),
+            ("a pass over prompts", self.prompt), ("states of prompts in progress", self.carries(self.slots)),
+            ("libraries and graphs", self.reserve),
+            (f"for slots ({self.fraction:.0%})", max(0, self.room(self.slots))),
             *((f"slot: {kind.replace('_', ' ')}", getattr(self.slot, kind)) for kind in kinds),
             ("slot: its row of a step", self.row),
         ]  # fmt: skip
@@ -96,16 +108,18 @@ def plan_memory(
 
     memory: bytes free before the weights are loaded; weights: their bytes on the device; contexts: bytes of
     engines' execution contexts; prompt_tokens: of one pass; prompts: in progress at once, see `prompts_in_progress`.
+    conventional: a pass over prompts also makes the states of one layer for each of its rows, finished or not.
     drawn_drafts: drafts are drawn on the device, whose distributions, and those they are held against, are float32.
     """
     itemsize = pool.activation.itemsize
     token = pass_bytes(geometry, itemsize)
     logits = geometry.vocab * (8 + itemsize)  # in the activation type, in float32, and kept outside recorded graphs
+    state = _layer_state_bytes(geometry) if conventional and prompts else 0
     return MemoryPlan(
         memory=memory, weights=weights, contexts=contexts,
-        prompt=prompt_tokens * token + carry_bytes(geometry, prompts), reserve=reserve, fraction=fraction,
+        prompt=prompt_tokens * token, prompts=prompts, carry=carry_bytes(geometry), reserve=reserve, fraction=fraction,
         slot=pool_slot_bytes(geometry, replay, pool, conventional=conventional),
-        row=replay.max_step_tokens * (token + logits + (12 * geometry.vocab if drawn_drafts else 0)),
+        row=replay.max_step_tokens * (token + logits + (12 * geometry.vocab if drawn_drafts else 0)) + state,
     )  # fmt: skip
 
 
@@ -129,12 +143,16 @@ def prompts_in_progress(
     return most if slots is None else min(most, slots)
 
 
-def carry_bytes(geometry: ModelGeometry, prompts: int) -> int:
-    """Float32 states of the recurrent layers, between the chunks of so many prompts; those of two layers more while a
-    pass moves them: of the prompts that end in it, and of those that begin.
+def carry_bytes(geometry: ModelGeometry) -> int:
+    """Float32 states of the recurrent layers, between the chunks of a prompt; those of two layers more while a pass
+    moves them: of a prompt that ends in it, and of one that begins.
     """
-    ssm, layers = geometry.ssm, len(geometry.ssm_layers)
-    return prompts * (layers + 2) * ssm.inner * ssm.state_dim * 4 if layers else 0
+    layers = len(geometry.ssm_layers)
+    return (layers + 2) * _layer_state_bytes(geometry) if layers else 0
+
+
+def _layer_state_bytes(geometry: ModelGeometry) -> int:
+    return geometry.ssm.inner * geometry.ssm.state_dim * 4
 
 
 def pool_slot_bytes(

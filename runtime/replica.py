@@ -19,7 +19,8 @@ from trtllm_replayssm.runtime.ahead import steps_ahead
 from trtllm_replayssm.runtime.capacity import prefix_budget, require_slots
 from trtllm_replayssm.runtime.checkpoint_session import checkpoint_session
 from trtllm_replayssm.runtime.device_memory import MAX_PLANNED_BATCH, plan_replica, planned_batch, require_plan
-from trtllm_replayssm.runtime.engine import Engine, EngineConfig
+from trtllm_replayssm.runtime.engine import Engine
+from trtllm_replayssm.runtime.engine_config import EngineConfig
 from trtllm_replayssm.runtime.options import (
     KvCacheConfig,
     MTPDecodingConfig,
@@ -243,7 +244,7 @@ def _plan(
     return plan_replica(
         geometry, replay, pool, device=options.device, weights=weights, contexts=contexts,
         conventional=options.state_cache == "conventional", prompt_tokens=tokens,
-        prompts=prompts_in_progress(tokens, options.prefill_chunk, slots, reuse=options.kv_cache.enable_block_reuse),
+        prompts=prompts_in_progress(tokens, options.prefill_chunk, reuse=options.kv_cache.enable_block_reuse),
         fraction=options.kv_cache.free_gpu_memory_fraction,
         drawn_drafts=isinstance(options.speculative, MTPDecodingConfig) and options.speculative.sample_drafts,
     )  # fmt: skip

@@ -14,6 +14,7 @@ from trtllm_replayssm.ops.layer_state import StepRows
 from trtllm_replayssm.runtime.session.capture import GraphPool
 from trtllm_replayssm.runtime.session.graph_sizes import RecordedSizes
 from trtllm_replayssm.runtime.session.logits_buffer import LogitsBuffer
+from trtllm_replayssm.runtime.session.padded_rows import passes
 from trtllm_replayssm.runtime.session.static_step import Drafted, StaticStep, StepModel, draft
 
 
@@ -152,15 +153,27 @@ class MtpHead:
         if ids.shape[1] <= self._width and all(self._known[slot].chunk is None for slot in slots):
             self._fill(drafting, ids, rows, start)
             return drafting.first()[: len(slots)]
-        device, more = self._store.device, (0, needed - len(slots))  # rows of padding
+        self._fill(drafting, ids[:, :1], rows, start + rows.num_tokens)
+        logits: list[Tensor] = []
+        order: list[int] = []
+        for part in passes(rows.num_tokens.tolist()):
+            chosen = StepRows(rows.slot[part], rows.num_tokens[part])
+            drafted = self._draft(ids[part, : max(int(chosen.num_tokens.max()), 1)], chosen, start[part])
+            drafting.hidden[part] = drafted.hidden[: len(part)]
+            logits.append(drafted.logits[: len(part)])
+            order += part
+        return torch.cat(logits)[torch.tensor(order).argsort().to(self._store.device)]
+
+    def _draft(self, ids: Tensor, rows: StepRows, start: Tensor) -> Drafted:
+        """First drafts of rows on the host, not recorded, with rows of padding behind them."""
+        slots, device = rows.slot.tolist(), self._store.device
+        needed = self._model.network.rows_for(slots)
         hidden = torch.zeros((needed, ids.shape[1], self._store.shape[-1]), dtype=self._store.dtype, device=device)
         for i, slot in enumerate(slots):
             hidden[i, : self._known[slot].count] = self._states(slot)
-        self._fill(drafting, ids[:, :1], rows, start + rows.num_tokens)
+        more = (0, needed - len(slots))
         moved = StepRows(pad(rows.slot, more, value=-1).to(device), pad(rows.num_tokens, more).to(device))
-        drafted = draft(self._model, moved, pad(start, more).to(device), pad(ids, (0, 0, *more)).to(device), hidden)
-        drafting.hidden[:needed].copy_(drafted.hidden)
-        return drafted.logits[: len(slots)]
+        return draft(self._model, moved, pad(start, more).to(device), pad(ids, (0, 0, *more)).to(device), hidden)
 
     def next(self, tokens: Tensor) -> Tensor:
         """Each row's drafted token [n] int64, on the host -> logits [n, V]."""

@@ -1,4 +1,4 @@
-"""Rows of different lengths as one padded batch on the host, checked."""
+"""Rows of different lengths as one padded batch on the host, checked, and which of them run together."""
 
 from __future__ import annotations
 
@@ -27,3 +27,17 @@ def padded_rows(
     slot = torch.tensor([s for s, _ in rows], dtype=torch.int64)
     counts = torch.tensor([len(t) for t in tokens])
     return ids, step_rows(operation, slot, counts, slots, ids.shape[1])
+
+
+def passes(counts: Sequence[int]) -> list[list[int]]:
+    """Tokens of each row -> the rows of each pass, by index. Padded to the longest of its rows, a pass has no more
+    positions than all rows have tokens: one long prompt among short ones would else be computed for each of them. Rows
+    of one length are one pass; there are about log2 of the longest passes at most.
+    """
+    total, found = sum(counts), list[list[int]]()
+    for row in sorted(range(len(counts)), key=lambda row: -counts[row]):
+        if found and (len(found[-1]) + 1) * counts[found[-1][0]] <= total:
+            found[-1].append(row)
+        else:
+            found.append([row])
+    return [sorted(rows) for rows in found]

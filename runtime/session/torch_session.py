@@ -29,7 +29,7 @@ from trtllm_replayssm.runtime.session.logits_buffer import LogitsBuffer
 from trtllm_replayssm.runtime.session.mtp_head import MtpHead
 from trtllm_replayssm.runtime.session.native_ops import native_ops, native_prefill, waits_for_nothing
 from trtllm_replayssm.runtime.session.network import Network, TorchNetwork
-from trtllm_replayssm.runtime.session.padded_rows import padded_rows
+from trtllm_replayssm.runtime.session.padded_rows import padded_rows, passes
 from trtllm_replayssm.runtime.session.positions import Positions
 from trtllm_replayssm.runtime.session.ranks import Ranks
 from trtllm_replayssm.runtime.session.room import require_room
@@ -164,12 +164,22 @@ class TorchSession:
         self._require_settled("prefill", [c.slot for c in chunks])
         require_room(self.pools, self._positions, "prefill", [(c.slot, len(c.tokens)) for c in chunks], least=1)
         ids, host = self._rows("prefill", [(c.slot, c.tokens) for c in chunks])
+        results: list[Logits | None] = [None] * len(chunks)
+        with self._whole_or_torn(host):
+            for part in passes(host.num_tokens.tolist()):
+                rows = StepRows(host.slot[part], host.num_tokens[part])
+                logits = self._prompt_pass(ids[part, : int(rows.num_tokens.max())], rows, [chunks[i] for i in part])
+                for i, row in zip(part, logits, strict=True):
+                    results[i] = row
+        self._check()
+        return results
+
+    def _prompt_pass(self, ids: Tensor, host: StepRows, chunks: Sequence[PrefillChunk]) -> list[Logits | None]:
         rows = StepRows(host.slot.to(self._device), host.num_tokens.to(self._device))
         start = self.pools.cursors.position[rows.slot].long()
         last = torch.tensor([c.last for c in chunks], device=self._device)
         ctx = StepContext(Phase.PREFILL, rows, start, ids.shape[1], last)
-        with self._whole_or_torn(host):
-            output = self._model.network.forward(ctx, ids.to(self._device))
+        output = self._model.network.forward(ctx, ids.to(self._device))
         commit.finish_chunk(self.pools.cursors, rows.slot, rows.num_tokens)
         results: list[Logits | None] = []
         for i, chunk in enumerate(chunks):
@@ -178,7 +188,6 @@ class TorchSession:
             if chunk.last:
                 self.pools.carries.pop(chunk.slot, None)
             results.append(output.logits[i, 0].cpu().numpy() if chunk.last else None)
-        self._check()
         return results
 
     @torch.inference_mode()
@@ -227,6 +236,7 @@ class TorchSession:
             raise ContractError("mtp_begin", "model", expected="a checkpoint with an MTP head", got=self.geometry.name)
         self._require_settled("mtp_begin", [r.slot for r in rows])
         for row in rows:
+            self.pools.slots.require_whole("mtp_begin", row.slot)
             known = self._head.known(row.slot)
             if known is None or known != len(row.next_tokens):
                 raise ContractError(

@@ -102,7 +102,8 @@ def test_a_bundle_is_planned_as_it_was_built(
     assert found["built_for"] == manifest.build.max_batch < found["slots"]  # memory has room for more
     assert f"slots it was built for {manifest.build.max_batch:20,}" in out
     for flag, value in (("--window", "4"), ("--max-seq-len", "99"), ("--max-seq-len", "4096"),
-                        ("--activation", "float16"), ("--draft-len", "0"), ("--max-batch-size", "5")):
+                        ("--activation", "float16"), ("--draft-len", "0"), ("--max-batch-size", "5"),
+                        ("--prefill-chunk", str(manifest.build.context_tokens + 1))):
         assert main([*common, flag, value]) == 1
         error = capsys.readouterr().err
         assert flag in error and "the bundle was built" in error and error.count("\n") == 1

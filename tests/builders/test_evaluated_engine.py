@@ -17,7 +17,8 @@ from tests.builders.bundles import evaluated_session, trace_networks
 from tests.builders.test_evaluated_sessions import options, reference
 from tests.paths import require_model
 from trtllm_replayssm.builders.parameters import CheckpointParameters
-from trtllm_replayssm.runtime.engine import Engine, EngineConfig
+from trtllm_replayssm.runtime.engine import Engine
+from trtllm_replayssm.runtime.engine_config import EngineConfig
 from trtllm_replayssm.runtime.outputs import request_output
 from trtllm_replayssm.runtime.sampling.params import SamplingParams
 from trtllm_replayssm.runtime.session.torch_session import TorchSession

@@ -33,8 +33,7 @@ def test_prompts_in_chunks_are_counted(capsys: pytest.CaptureFixture[str]) -> No
         for more in ([], ["--prefill-chunk", "512"], ["--prefill-chunk", "512", "--max-batch-size", "2"])
     )
     state = 23 * 96 * 80 * 128 * 4
-    assert parts["a pass over prompts"] - whole["a pass over prompts"] == 3 * state
-    assert few["a pass over prompts"] - whole["a pass over prompts"] == state
+    assert [found["states of prompts in progress"] for found in (whole, parts, few)] == [state, 4 * state, 4 * state]
     assert "--prefill-chunk" in plan(capsys, "nemotron-3-nano-4b", "--gpu-memory", "9", "--prefill-chunk", "0")[2]
 
 
@@ -45,8 +44,22 @@ def test_a_prefix_cache_and_many_drafts_take_more_of_a_pass(capsys: pytest.Captu
             [], ["--enable-block-reuse"], ["--draft-len", "15"], ["--draft-len", "15", "--max-num-tokens", "2048"]
         )
     )  # fmt: skip
-    assert reuse["a pass over prompts"] - plain["a pass over prompts"] == 15 * 23 * 96 * 80 * 128 * 4
+    state = plain["states of prompts in progress"]
+    assert reuse["states of prompts in progress"] == 16 * state
     assert drafts["a pass over prompts"] > asked["a pass over prompts"] == plain["a pass over prompts"]
+
+
+@pytest.mark.parametrize(("model", "memory", "chunk"), [("qwen3.5-4b", "24", "16"), ("qwen3.5-4b", "80", "1")])
+def test_the_slots_that_are_printed_are_taken_and_one_more_is_not(
+    model: str, memory: str, chunk: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where chunks are small every slot may have a prompt in progress."""
+    common = (model, "--gpu-memory", memory, "--prefill-chunk", chunk)
+    slots = json.loads(plan(capsys, *common, "--json", "--max-num-tokens", "2048")[1])["slots"]
+    asked = [
+        plan(capsys, *common, "--max-num-tokens", "2048", "--max-batch-size", str(n))[0] for n in (slots, slots + 1)
+    ]
+    assert slots > 0 and asked == [0, 1]
 
 
 def test_a_checkpoint_as_a_table(capsys: pytest.CaptureFixture[str]) -> None:

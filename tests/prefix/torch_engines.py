@@ -12,7 +12,8 @@ from tests.runtime.harness import Driver
 from tests.session import sessions
 from trtllm_replayssm.config import PoolConfig, ReplayConfig
 from trtllm_replayssm.dtypes import ActivationDtype, StateFormat
-from trtllm_replayssm.runtime.engine import Engine, EngineConfig
+from trtllm_replayssm.runtime.engine import Engine
+from trtllm_replayssm.runtime.engine_config import EngineConfig
 from trtllm_replayssm.runtime.pools.state_pools import StatePools
 from trtllm_replayssm.runtime.prefix.cache import Entry
 from trtllm_replayssm.runtime.prefix.settings import PrefixConfig

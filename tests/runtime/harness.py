@@ -8,7 +8,8 @@ from tests.runtime.fake_session import FakeSession, Model, geometry, hash_model,
 from tests.runtime.fake_steps import device_steps
 from trtllm_replayssm.config import ReplayConfig
 from trtllm_replayssm.runtime.device_loop import Steps
-from trtllm_replayssm.runtime.engine import Engine, EngineConfig
+from trtllm_replayssm.runtime.engine import Engine
+from trtllm_replayssm.runtime.engine_config import EngineConfig
 from trtllm_replayssm.runtime.outputs import CompletionOutput, RequestOutput, request_output
 from trtllm_replayssm.runtime.prefix.settings import PrefixConfig
 from trtllm_replayssm.runtime.sampling.params import SamplingParams

@@ -12,7 +12,8 @@ from trtllm_replayssm.config import ReplayConfig
 from trtllm_replayssm.dtypes import Rounding, StateFormat
 from trtllm_replayssm.errors import ConfigError
 from trtllm_replayssm.runtime.capacity import free_host_bytes, prefix_budget, require_slots
-from trtllm_replayssm.runtime.engine import Engine, EngineConfig
+from trtllm_replayssm.runtime.engine import Engine
+from trtllm_replayssm.runtime.engine_config import EngineConfig
 from trtllm_replayssm.runtime.options import (
     KvCacheConfig,
     MTPDecodingConfig,

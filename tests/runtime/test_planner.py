@@ -53,12 +53,19 @@ def test_a_slot_is_counted_as_the_pools_hold_it(name: str, replay: ReplayConfig,
     assert 3 * slot.conv_windows == held["convolution windows"]
 
 
-@given(memory=st.integers(1, 200 * GIB), weights=st.integers(0, 20 * GIB), fraction=st.floats(0.1, 1.0))
-def test_the_planned_slots_fit_and_one_more_does_not(memory: int, weights: int, fraction: float) -> None:
-    plan = plan_memory(NANO, FORMATS["drafted"], BFLOAT16, memory=memory, weights=weights, fraction=fraction)
-    each, room = plan.slot.total + plan.row, max(int(plan.rest * fraction), 0)
-    assert plan.slots * each <= room < (plan.slots + 1) * each
-    plan.require(plan.slots)
+@given(
+    memory=st.integers(1, 200 * GIB), weights=st.integers(0, 20 * GIB), fraction=st.floats(0.1, 1.0),
+    prompts=st.integers(1, 300),
+)  # fmt: skip
+def test_the_planned_slots_fit_and_one_more_does_not(memory: int, weights: int, fraction: float, prompts: int) -> None:
+    """Each slot may have a prompt in progress, up to the most that there are."""
+    plan = plan_memory(
+        NANO, FORMATS["drafted"], BFLOAT16, memory=memory, weights=weights, fraction=fraction, prompts=prompts
+    )
+    each, n = plan.slot.total + plan.row, plan.slots
+    assert n == 0 or n * each <= plan.room(n)
+    assert plan.room(n + 1) < (n + 1) * each
+    plan.require(n)
     with pytest.raises(ConfigError):
         plan.require(plan.slots + 1)
 
@@ -68,26 +75,29 @@ def test_the_refusal_names_every_number() -> None:
     with pytest.raises(ConfigError) as caught:
         plan.require(4000)
     message = str(caught.value)
-    for number in (plan.slots, plan.memory, plan.weights, plan.prompt, plan.reserve, plan.slot.total, plan.row, 4000):
+    sizes = (plan.memory, plan.weights, plan.prompt, plan.carry, plan.reserve, plan.slot.total, plan.row)
+    for number in (plan.slots, *sizes, 4000):
         assert str(number) in message
     assert "max_batch_size" in message and "max_seq_len" in message
 
 
 def test_weights_that_do_not_fit_leave_no_slot() -> None:
     plan = plan_memory(NANO, FORMATS["plain"], BFLOAT16, memory=4 * GIB, weights=8 * GIB)
-    assert plan.rest < 0 and plan.slots == 0
+    assert plan.room(0) < 0 and plan.slots == 0
     with pytest.raises(ConfigError, match="at most 0 slots"):
         plan.require(1)
 
 
 def test_the_table_adds_up() -> None:
-    plan = plan_memory(NANO, FORMATS["two"], BFLOAT16, memory=100 * GIB, weights=8 * GIB)
+    plan = plan_memory(NANO, FORMATS["two"], BFLOAT16, memory=100 * GIB, weights=8 * GIB, prompts=4)
     table = dict(plan.table())
+    once = ("weights", "a pass over prompts", "states of prompts in progress")
     parts = [size for what, size in table.items() if what.startswith("slot: ")]
     assert sum(parts) == plan.slot.total + plan.row
-    assert table["for slots (90%)"] == int(0.9 * (table["free memory"] - table["weights"]
-                                                  - table["a pass over prompts"] - table["libraries and graphs"]))
-    assert plan.need(3) == table["weights"] + table["a pass over prompts"] + 3 * sum(parts)
+    beside = sum(table[what] for what in (*once, "libraries and graphs"))
+    assert table["for slots (90%)"] == int(0.9 * (table["free memory"] - beside))
+    assert plan.need(4) == sum(table[what] for what in once) + 4 * sum(parts)
+    assert plan.need(3) == plan.need(4) - sum(parts) - plan.carry
     text = "\n".join(plan.lines())
     assert f"{plan.slots:,}" in text and "conv windows" in text
 
@@ -198,9 +208,17 @@ def unbounded(scheduler: Scheduler) -> Scheduler:
 def test_states_of_prompts_in_progress_are_counted_in_float32() -> None:
     """Whatever the checkpoint's format: 21 layers of 96 x 80 x 128, and two layers more in a pass."""
     none, one, four = (
-        plan_memory(NANO, FORMATS["two"], BFLOAT16, memory=139 * GIB, weights=0, prompts=n).prompt for n in (0, 1, 4)
+        plan_memory(NANO, FORMATS["two"], BFLOAT16, memory=139 * GIB, weights=0, prompts=n).need(9) for n in (0, 1, 4)
     )
     assert one - none == 23 * 96 * 80 * 128 * 4 and four - none == 4 * (one - none)
+
+
+def test_a_pass_over_conventional_prompts_makes_states_of_a_layer_for_all_its_rows() -> None:
+    steps, prompts = (
+        plan_memory(NANO, FORMATS["plain"], BFLOAT16, memory=139 * GIB, weights=0, conventional=True, prompts=n)
+        for n in (0, 1)
+    )
+    assert prompts.row - steps.row == 96 * 80 * 128 * 4
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
@@ -223,4 +241,5 @@ def test_a_replica_s_plan_counts_the_steps_and_prompts_of_its_engine(
     )
     require_fit(NANO, FORMATS["plain"], BFLOAT16, options, weights=0)
     engine = options.engine_config(PrefixConfig(budget=1) if reuse else None)
-    assert counted == [(engine.max_num_tokens, engine.max_unfinished)] and engine.max_num_tokens == tokens
+    ((passed, prompts),) = counted
+    assert passed == engine.max_num_tokens == tokens and min(prompts, engine.max_batch_size) == engine.max_unfinished

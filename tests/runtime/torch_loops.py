@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from trtllm_replayssm.runtime.ahead import steps_ahead
-from trtllm_replayssm.runtime.engine import Engine, EngineConfig
+from trtllm_replayssm.runtime.engine import Engine
+from trtllm_replayssm.runtime.engine_config import EngineConfig
 from trtllm_replayssm.runtime.options import MTPDecodingConfig, NGramDecodingConfig, SpeculativeConfig
 from trtllm_replayssm.runtime.outputs import request_output
 from trtllm_replayssm.runtime.pools.poison import poison_dead_memory

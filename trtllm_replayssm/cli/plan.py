@@ -107,7 +107,7 @@ def _plan(arguments: argparse.Namespace) -> MemoryPlan:
     return plan_memory(
         geometry, replay_config(arguments, 1 + arguments.draft_len), pool, memory=_memory(arguments), weights=weights,
         conventional=arguments.state_cache == "conventional", prompt_tokens=tokens,
-        prompts=_prompts(arguments, tokens, arguments.prefill_chunk, arguments.max_batch_size),
+        prompts=prompts_in_progress(tokens, arguments.prefill_chunk, reuse=arguments.enable_block_reuse),
         fraction=arguments.free_gpu_memory_fraction,
     )  # fmt: skip
 
@@ -122,18 +122,17 @@ def _bundle_plan(arguments: argparse.Namespace, part: Path) -> tuple[MemoryPlan,
         raise ConfigError("plan", "--max-batch-size", expected=most, got=slots)
     contexts = context_memory(manifest, slots, EVERY_BATCH)
     chunk = arguments.prefill_chunk or build.context_tokens
+    if chunk > build.context_tokens:
+        most = f"at most {build.context_tokens}, the context_tokens that the bundle was built for"
+        raise ConfigError("plan", "--prefill-chunk", expected=most, got=chunk)
     tokens = arguments.max_num_tokens or step_tokens(slots, arguments.draft_len)
     plan = plan_memory(
         shard_geometry(manifest.geometry, TensorParallel(build.tp_size)), manifest.replay, manifest.pool(1),
         memory=_memory(arguments), weights=file_bytes(part), contexts=contexts.total,
         prompt_tokens=tokens, fraction=arguments.free_gpu_memory_fraction,
-        prompts=_prompts(arguments, tokens, chunk, slots),
+        prompts=prompts_in_progress(tokens, chunk, reuse=arguments.enable_block_reuse),
     )  # fmt: skip
     return plan, (contexts, build.max_batch)
-
-
-def _prompts(arguments: argparse.Namespace, tokens: int, chunk: int | None, slots: int | None) -> int:
-    return prompts_in_progress(tokens, chunk, slots, reuse=arguments.enable_block_reuse)
 
 
 def _memory(arguments: argparse.Namespace) -> int:
