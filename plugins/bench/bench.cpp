@@ -1,8 +1,9 @@
 // Times the list's float32 cases over the C ABI on full windows, cold L2, after a correctness gate; prints JSON lines.
 //   replayssm_bench [--list] [--suite NAMES] [--operation NAMES] [--shape NAMES] [--rows NUMBERS] [--tokens NUMBERS]
-//                   [--settled] [--gate]
+//                   [--settled] [--traffic] [--gate]
 // --list prints the cases with the bytes they must move and needs no GPU. --settled times launches that promise settled
-// states, too. --gate checks and times nothing; compute-sanitizer can go through the list so.
+// states, too. --traffic times beside each update what its memory traffic alone takes (traffic.h). --gate checks and times
+// nothing; compute-sanitizer can go through the list so.
 #include <cstring>
 #include <map>
 #include <memory>
@@ -10,11 +11,12 @@
 #include "bench/gate.h"
 #include "bench/problem.h"
 #include "bench/support.h"
+#include "bench/traffic_problem.h"
 
 namespace {
 
 struct Options {
-  bool list = false, settled = false, gateOnly = false;
+  bool list = false, settled = false, traffic = false, gateOnly = false;
   std::string suite, operation, shape, rows, tokens;  // comma separated; empty: all
 };
 
@@ -35,13 +37,15 @@ Options parse(int argc, char** argv) {
       options.list = true;
     } else if (name == "--settled") {
       options.settled = true;
+    } else if (name == "--traffic") {
+      options.traffic = true;
     } else if (name == "--gate") {
       options.gateOnly = true;
     } else if (named.count(name) != 0 && i + 1 < argc) {
       *named[name] = argv[++i];
     } else {
-      throw std::runtime_error("expected --list, --settled, --gate, or --suite, --operation, --shape, --rows or --tokens "
-                               "and a value, got " + name);
+      throw std::runtime_error("expected --list, --settled, --traffic, --gate, or --suite, --operation, --shape, --rows "
+                               "or --tokens and a value, got " + name);
     }
   }
   return options;
@@ -52,8 +56,15 @@ struct Machine {
   double bandwidth;  // bytes per second, copy
 };
 
+// What is known of a case beside its own times; 0 or empty: nothing.
+struct Beside {
+  double conventional = 0;          // standard step, us
+  double traffic = 0;               // us
+  std::string trafficLaunch;
+};
+
 void report(const Shape& shape, const Case& c, const Machine& machine, int accepted,
-            const std::map<int, Timing>& times, uint32_t flags, double conventional) {
+            const std::map<int, Timing>& times, uint32_t flags, const Beside& beside) {
   double mean = 0, bytes = 0, low = 0, high = 0;
   std::vector<int> cycle = windowCycle(c, accepted);
   std::string steps;
@@ -73,7 +84,11 @@ void report(const Shape& shape, const Case& c, const Machine& machine, int accep
               "\"percent_of_floor\": %.1f, ",
               operationName(c.operation), shape.name, c.rows, c.tokens, c.window, accepted,
               flags != Problem::kPlainLaunch ? "true" : "false", flags == Problem::kSettled ? "true" : "false", mean, low, high, bytes / mean * 1e-3, floor, 100 * floor / mean);
-  if (conventional > 0) std::printf("\"over_conventional\": %.3f, ", mean / conventional);
+  if (beside.conventional > 0) std::printf("\"over_conventional\": %.3f, ", mean / beside.conventional);
+  if (beside.traffic > 0) {
+    std::printf("\"traffic_us\": %.3f, \"percent_of_traffic\": %.1f, \"traffic_launch\": \"%s\", ", beside.traffic,
+                100 * beside.traffic / mean, beside.trafficLaunch.c_str());
+  }
   std::printf("\"by_h\": {%s}, \"copy_TBs\": %.3f, \"gpu\": \"%s\"}\n", steps.c_str(), machine.bandwidth * 1e-12,
               machine.gpu.c_str());
   std::fflush(stdout);
@@ -81,11 +96,17 @@ void report(const Shape& shape, const Case& c, const Machine& machine, int accep
 
 // Times one case; `standard` collects the conventional standard steps by batch.
 void run(const Shape& shape, const Case& c, const Machine& machine, std::map<int, double>& standard,
-         bool settled, cudaStream_t stream) {
+         const Options& options, cudaStream_t stream) {
   Problem problem(shape, c, c.rows);
+  std::map<int, Beside> beside;  // by tokens accepted
+  for (int accepted : {c.tokens, 1}) {
+    if (!options.traffic || c.operation != Operation::kUpdate) break;
+    Beside& own = beside[accepted];
+    if (own.traffic == 0) own.traffic = TrafficProblem(problem).time(windowCycle(c, accepted), stream, &own.trafficLaunch);
+  }
   for (uint32_t flags : {Problem::kPlainLaunch, Problem::kProgrammatic, Problem::kSettled}) {
     if (flags == Problem::kProgrammatic && c.rows > 8) continue;
-    if (flags == Problem::kSettled && !settled) continue;
+    if (flags == Problem::kSettled && !options.settled) continue;
     std::map<int, Timing> times;
     for (int accepted : {c.tokens, 1}) {
       for (int h : windowCycle(c, accepted)) times[h] = {};
@@ -103,9 +124,11 @@ void run(const Shape& shape, const Case& c, const Machine& machine, std::map<int
       double& best = standard[c.rows];
       best = best == 0 ? times.at(0).median : std::min(best, times.at(0).median);
     }
-    report(shape, c, machine, c.tokens, times, flags, standard[c.rows]);
-    if (c.tokens > 1 && c.operation == Operation::kUpdate) {
-      report(shape, c, machine, 1, times, flags, standard[c.rows]);
+    for (int accepted : {c.tokens, 1}) {
+      if (accepted < c.tokens && c.operation != Operation::kUpdate) continue;
+      beside[accepted].conventional = standard[c.rows];
+      report(shape, c, machine, accepted, times, flags, beside[accepted]);
+      if (c.tokens == 1) break;
     }
   }
 }
@@ -124,7 +147,7 @@ bool runShape(const Shape& shape, const std::vector<Case>& cases, const Machine&
       std::string name = caseName(shape, kind);
       const uint32_t flags = options.settled ? Problem::kSettled : Problem::kPlainLaunch;
       if (gates.count(name) == 0) green &= gates[name] = gate(shape, c, flags, stream);
-      if (gates[name] && !options.gateOnly) run(shape, c, machine, standard, options.settled, stream);
+      if (gates[name] && !options.gateOnly) run(shape, c, machine, standard, options, stream);
     }
   }
   return green;

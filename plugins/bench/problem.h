@@ -56,6 +56,16 @@ struct Problem {
     ok(rssm_update(&call, workspace, kWorkspaceBytes, stream, &error), error);
   }
 
+  // The slots of a rotation, in an order that is not the pool's where 37 allows it.
+  std::vector<int32_t> slotsOf(int rotation) const {
+    std::vector<int32_t> slot(static_cast<size_t>(rows));
+    for (int i = 0; i < rows; ++i) {
+      slot[static_cast<size_t>(i)] = rotation * rows + (rows % 37 != 0 ? (i * 37 + 11) % rows : i);
+    }
+    return slot;
+  }
+  int32_t originOf(int64_t slot) const { return static_cast<int32_t>(slot * 7 % ringRows); }
+
  private:
   void step(int rotation, uint32_t flags, cudaStream_t stream) {
     rssm_conventional_args call{};
@@ -110,15 +120,6 @@ struct Problem {
     cudaOk(cudaDeviceSynchronize(), "fill");
   }
 
-  // The slots of a rotation, in an order that is not the pool's where 37 allows it.
-  std::vector<int32_t> slotsOf(int rotation) const {
-    std::vector<int32_t> slot(static_cast<size_t>(rows));
-    for (int i = 0; i < rows; ++i) {
-      slot[static_cast<size_t>(i)] = rotation * rows + (rows % 37 != 0 ? (i * 37 + 11) % rows : i);
-    }
-    return slot;
-  }
-
   // Checkpoints, rings and cursors of all slots.
   void allocatePool() {
     const int64_t h = shape.heads, g = shape.groups, p = shape.headDim, n = shape.stateDim;
@@ -133,7 +134,7 @@ struct Problem {
     args.checkpoint = pool.real({slots, h, p, n});
     args.ring_k = pool.act({slots, g, ringRows, n});
     std::vector<int32_t> origin(static_cast<size_t>(slots));
-    for (size_t i = 0; i < origin.size(); ++i) origin[i] = static_cast<int32_t>(i * 7 % static_cast<size_t>(ringRows));
+    for (size_t i = 0; i < origin.size(); ++i) origin[i] = originOf(static_cast<int64_t>(i));
     args.origin = pool.integers(origin);
     for (int pending = 0; pending <= window; ++pending) {
       pendingByH.push_back(pool.same(slots, pending).data);

@@ -76,15 +76,15 @@ class Graph {
 // Microseconds per launch of each case: medians and quartiles over replays. The cases take turns, so that clocks and
 // temperature treat them alike.
 inline std::vector<Timing> timeCases(cudaStream_t stream, int launches,
-                                     const std::vector<std::function<void()>>& cases) {
-  constexpr int kRounds = 24, kWarmUp = 4;
+                                     const std::vector<std::function<void()>>& cases, int rounds = 24) {
+  constexpr int kWarmUp = 4;
   std::vector<std::unique_ptr<Graph>> graphs;
   for (const auto& enqueue : cases) graphs.push_back(std::make_unique<Graph>(stream, enqueue));
   cudaEvent_t start, stop;
   cudaOk(cudaEventCreate(&start), "event");
   cudaOk(cudaEventCreate(&stop), "event");
   std::vector<std::vector<double>> times(cases.size());
-  for (int round = 0; round < kRounds; ++round) {
+  for (int round = 0; round < rounds; ++round) {
     for (size_t i = 0; i < graphs.size(); ++i) {
       cudaOk(cudaEventRecord(start, stream), "record");
       graphs[i]->launch(stream);
