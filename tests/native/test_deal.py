@@ -123,6 +123,11 @@ def test_few_groups_are_dealt_in_runs_of_two_and_drawn_head_by_head(
     assert deal(*asked, 2) == deal(*asked)
 
 
+def test_few_groups_with_many_rounds_keep_pieces_that_divide_their_runs(program: Path) -> None:
+    numbers = deal(program, 27, 320, 10, 191, 2, 0, 0, 0, 4, 4, 2)
+    assert dealt_once(numbers, 27, 320, 10, 191) and numbers[1:3] == [2, 1] and numbers[-1] == 1
+
+
 def test_few_heads_are_one_run_each(program: Path) -> None:
     """Eight rows of 128 heads in groups of 16 on 264 workers: four heads each, nothing to draw."""
     assert deal(program, 8, 128, 8, 264, 2) == [0, 4, 4, 0, 256, 256, 1]

@@ -41,7 +41,7 @@ inline WorkDeal dealWork(const UpdateParams& p, int workers, int usualPiece, con
   if (wish.runHeads > 0) deal.roundHeads = wish.runHeads;
   const int rounds = items / deal.roundHeads / workers;
   const bool many = rounds >= 20;
-  if (many && manyPiece > 0 && wish.pieceHeads == 0) pieceHeads = manyPiece;
+  if (many && manyPiece > 0 && wish.pieceHeads == 0 && !fine) pieceHeads = manyPiece;
   if (wish.runHeads > 0 && wish.pieceHeads == 0 && wish.runHeads % pieceHeads != 0) pieceHeads = 1;
   deal.pieceHeads = pieceHeads;
   deal.rounds = rounds - (wish.drawnRounds > 0 ? wish.drawnRounds : many ? rounds / 6 : 1);
