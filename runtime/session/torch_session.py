@@ -236,13 +236,13 @@ class TorchSession:
             raise ContractError("mtp_begin", "model", expected="a checkpoint with an MTP head", got=self.geometry.name)
         self._require_settled("mtp_begin", [r.slot for r in rows])
         for row in rows:
-            self.pools.slots.require_whole("mtp_begin", row.slot)
             known = self._head.known(row.slot)
             if known is None or known != len(row.next_tokens):
                 raise ContractError(
                     "mtp_begin", f"next_tokens of slot {row.slot}",
                     expected=f"{known or 0} tokens, one per token of its last step", got=len(row.next_tokens),
                 )  # fmt: skip
+            self.pools.slots.require_whole("mtp_begin", row.slot)
         ids, host = self._rows("mtp_begin", [(r.slot, r.next_tokens) for r in rows])
         self._poison()
         return list(self._head.begin(ids, host).cpu().numpy())
