@@ -29,6 +29,7 @@ def test_an_example_resolves_to_settings_that_fit_its_model(file: Path) -> None:
     geometry, launch = preset_geometry(file.stem), resolve(read_yaml(file))
     options = launch.options
     speculative = options["speculative_config"]
+    assert options["device"] == "cuda"
     assert isinstance(speculative, MTPDecodingConfig if geometry.mtp_pattern else NGramDecodingConfig)
     replay = resolve_replay(
         options["replay_config"], options["kv_cache_config"], speculative.draft_len, geometry.state_dtype
