@@ -179,6 +179,16 @@ def test_a_format_that_is_no_word_is_refused_by_name(value: object) -> None:
         resolve({"replayssm": {"recurrence": value}})
 
 
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [("max_beam_width", "no beam search"), ("ep_size", "tp_size shares experts too"),
+     ("pp_size", "layers are not dealt out"), ("pipeline_parallel_size", "layers are not dealt out")],
+)  # fmt: skip
+def test_a_setting_that_knows_one_value_says_why(name: str, why: str) -> None:
+    with pytest.raises(UnsupportedError, match=rf"serve: {name}: expected 1 \({why}.*got 4"):
+        resolve({name: 4})
+
+
 @pytest.mark.parametrize("value", [True, 1.0, "1"])
 def test_one_device_is_the_number_one(value: object) -> None:
     with pytest.raises(UnsupportedError, match="pp_size"):
