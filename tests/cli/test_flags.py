@@ -50,5 +50,5 @@ def test_a_command_runs_with_either(flags: tuple[str, str], capsys: pytest.Captu
 
 @pytest.mark.parametrize("flag", ["--max_seq_len", "--max-seq-len"])
 def test_serve_takes_either(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["serve", MODEL, flag, "1"]) == 1
+    assert main(["serve", MODEL, "--port", "0", flag, "1"]) == 1
     assert "max_seq_len" in capsys.readouterr().err

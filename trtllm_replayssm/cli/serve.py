@@ -74,7 +74,7 @@ def _add_http(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Serve until SIGTERM or SIGINT."""
     try:
-        from trtllm_replayssm.runtime.server.serve import serve
+        from trtllm_replayssm.runtime.server.serve import require_address, serve
     except ModuleNotFoundError as error:
         raise UnsupportedError(
             "serve", "packages", expected="the packages of the server", got=f"no module {error.name}",
@@ -104,6 +104,7 @@ def run(arguments: argparse.Namespace) -> int:
     options = dict(launch.options)
     if bundle_parts(Path(arguments.model)):
         options.setdefault("device", "cuda")
+    require_address(settings)
     with _logging(arguments.log_level):
         _LOG.info("device: %s", options.get("device", "cpu, as none is set (on a GPU: --device cuda)"))
         with LLM(arguments.model, **options) as llm:
