@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,8 @@ from trtllm_replayssm.bench.step.measure import time_steps
 from trtllm_replayssm.bench.step.model import StepModel, step_model
 from trtllm_replayssm.config import ReplayConfig
 from trtllm_replayssm.dtypes import ActivationDtype
+from trtllm_replayssm.errors import ConfigError
+from trtllm_replayssm.runtime.session.device import usable_device
 from trtllm_replayssm.runtime.session.ranks import ProcessRanks
 from trtllm_replayssm.weights.tensor_parallel import TensorParallel
 from trtllm_replayssm.whole_file import growing_file
@@ -64,6 +67,10 @@ def main() -> None:
     parser.add_argument("--nccl", action="store_true", help="add up over ranks through NCCL, not by the kernel")
     parser.add_argument("--json", type=Path, help="file for the JSON lines")
     arguments = parser.parse_args()
+    try:
+        usable_device("cuda", otherwise="Steps of several GPUs are timed with")
+    except ConfigError as error:
+        sys.exit(f"tensor_parallel_step: {error}")
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
     torch.cuda.set_device(device)

@@ -124,6 +124,7 @@ def resolve_replay(replay: ReplayConfig | None, cache: KvCacheConfig, draft_len:
     state_dtype: what the checkpoint's configuration asks for. Raises ConfigError when 1 + draft_len > window, or when
     both settings name a format.
     """
+    given = replay is not None
     if replay is None:
         replay = ReplayConfig(
             recurrence=_recurrence(cache.mamba_ssm_cache_dtype, state_dtype),
@@ -141,12 +142,23 @@ def resolve_replay(replay: ReplayConfig | None, cache: KvCacheConfig, draft_len:
             "recurrent state: %s rounded to nearest is biased and drifts with length (window %d: at every flush); "
             "stochastic rounding does not", replay.recurrence.value, replay.window,
         )  # fmt: skip
-    reads = "" if replay.read is None else f", read in {replay.read.value}"
-    own = replay.recurrence.value == state_dtype
-    says = "the checkpoint's configuration says"
-    origin = f"as {says}" if own else f"where {says} {state_dtype}"
-    _LOG.info("recurrent state: %s%s, %s", replay.recurrence.value, reads, origin)
+    _LOG.info("recurrent state: %s", _origin(replay, given, cache.mamba_ssm_cache_dtype, state_dtype))
     return replace(replay, max_step_tokens=1 + draft_len)
+
+
+def _origin(replay: ReplayConfig, given: bool, asked: str, state_dtype: str) -> str:
+    """What the state is kept as and who said so. The window is named where it is settled: a tune file may set another
+    one where no replay settings are given.
+    """
+    says = f"the checkpoint's configuration says {state_dtype}"
+    if given:
+        reads = "" if replay.read is None else f", read in {replay.read.value}"
+        chosen = f"{replay.recurrence.value}{reads}, window {replay.window}"
+        return f"{chosen}, by the settings given or their defaults; {says}"
+    if asked != AUTO:
+        return f"{asked}, as mamba_ssm_cache_dtype asks; {says}"
+    own = replay.recurrence.value == state_dtype
+    return f"{replay.recurrence.value}, " + ("as the checkpoint's configuration says" if own else f"where {says}")
 
 
 def _recurrence(asked: str, state_dtype: str) -> StateFormat:

@@ -7,6 +7,7 @@ It is read only where the environment variable REPLAYSSM_TUNE names it: neither 
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 from collections.abc import Mapping
@@ -21,6 +22,7 @@ from trtllm_replayssm.launches import LARGEST, TunedLaunch, UpdateLaunch
 from trtllm_replayssm.shapes import SsmShape
 from trtllm_replayssm.whole_file import changed_by_one, whole_file
 
+_LOG = logging.getLogger(__name__)
 VARIABLE = "REPLAYSSM_TUNE"
 VERSION = 2
 
@@ -99,4 +101,5 @@ def with_tuned(config: ReplayConfig, shape: SsmShape, gpu: str, batch: int) -> R
         for e in found
         if e["window"] == window and e["launch"] is not None
     )
+    _LOG.info("recurrent state: window %d, as the tune file %s says", window, name)
     return replace(config, window=window, launches=launches)

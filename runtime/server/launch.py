@@ -20,7 +20,10 @@ from trtllm_replayssm.runtime.server.limits import Limits
 
 _PLAIN = ("max_batch_size", "max_num_tokens", "max_seq_len", "dtype", "tokenizer")
 _RANKS = ("tp_size", "tensor_parallel_size")
-_ONE = ("pp_size", "pipeline_parallel_size", "ep_size", "max_beam_width")
+_LAYERS, _EXPERTS = "layers are not dealt out over GPUs; tp_size shares a model", "tp_size shares experts too"
+_ONE = {  # settings that know one value, and why
+    "pp_size": _LAYERS, "pipeline_parallel_size": _LAYERS, "ep_size": _EXPERTS, "max_beam_width": "no beam search",
+}  # fmt: skip
 _FIXED = {"enable_chunked_prefill": (True,), "backend": ("torch", "pytorch"), "guided_decoding_backend": ("xgrammar",)}
 _SECTIONS = ("kv_cache_config", "speculative_config", "cuda_graph_config", "replayssm")
 _REPLAY = {"window": int, "recurrence": StateFormat, "rounding": Rounding, "read": StateFormat}
@@ -145,10 +148,10 @@ def _config(kind: type[_Config], values: Mapping[str, Any]) -> _Config:
 
 
 def _refuse_inactive(values: Mapping[str, Any]) -> None:
-    for name in _ONE:
+    for name, why in _ONE.items():
         value = values.get(name)
         if value is not None and (type(value) is not int or value != 1):
-            raise UnsupportedError("serve", name, expected="1 (one device)", got=repr(value))
+            raise UnsupportedError("serve", name, expected=f"1 ({why})", got=repr(value))
     for name, built in _FIXED.items():
         if values.get(name) is not None and values[name] not in built:
             raise UnsupportedError("serve", name, expected=" or ".join(map(str, built)), got=values[name])

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import logging
+import socket
 from types import FrameType
 
 import uvicorn
@@ -35,9 +37,8 @@ class DrainingServer(uvicorn.Server):
         self._events = asyncio.get_running_loop()
         try:
             await super().startup(sockets)  # type: ignore[arg-type]
-        except SystemExit as error:  # how uvicorn says that it cannot listen, after logging why
-            address = f"{self.config.host}:{self.config.port}"
-            raise ConfigError("serve", "port", expected="an address to listen on", got=address) from error
+        except SystemExit as error:  # how uvicorn says that it cannot listen, while it handles what the system said
+            raise _no_address(self.config.host, self.config.port, error.__context__) from error
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Called by the signal, in the main thread."""
@@ -58,6 +59,36 @@ class DrainingServer(uvicorn.Server):
     async def _drained(self) -> None:
         await self._service.drain()
         self.should_exit = True
+
+
+def require_address(settings: ServerSettings) -> None:
+    """Raise ConfigError for an unknown host and for a port that is taken or not ours: before a model is loaded for it.
+
+    What else keeps a server from listening is left to the server, which may do without one of several families.
+    """
+    host, port = settings.host, settings.port
+    try:
+        found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError as error:
+        raise _no_address(host, port, error) from error
+    for family, kind, protocol, _, address in found:
+        try:
+            with socket.socket(family, kind, protocol) as probe:  # with the options that the server's own will have
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if family == socket.AF_INET6:
+                    probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                probe.bind(address)
+        except OSError as error:
+            if error.errno in (errno.EADDRINUSE, errno.EACCES):
+                raise _no_address(host, port, error) from error
+
+
+def _no_address(host: str, port: int, reason: BaseException | None) -> ConfigError:
+    why = reason.strerror if isinstance(reason, OSError) else None
+    return ConfigError(
+        "serve", "port", expected="an address to listen on", got=f"{host}:{port}" + (f" ({why})" if why else ""),
+        hint="Choose another with --host and --port",
+    )  # fmt: skip
 
 
 def uvicorn_config(service: Service) -> uvicorn.Config:

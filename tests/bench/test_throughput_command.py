@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from tests.session.sessions import CHECKPOINTS, reference
 from trtllm_replayssm.bench.throughput.compare import margin_of
+from trtllm_replayssm.bench.throughput.dataset import BenchRequest
+from trtllm_replayssm.bench.throughput.drive import Traffic
+from trtllm_replayssm.bench.throughput.run import ThroughputSetup
 from trtllm_replayssm.cli import main
+from trtllm_replayssm.errors import ConfigError
 from trtllm_replayssm.runtime.llm import LLM
 
 NAME = "qwen-dense"
@@ -50,6 +55,28 @@ def test_the_report_of_a_drafting_run(tmp_path: Path, capsys: pytest.CaptureFixt
     assert report["speed_up_over_conventional"] > 0
     out = capsys.readouterr().out
     assert "text equal for 4 of 4 requests" in out and "times the conventional output rate" in out
+
+
+@pytest.mark.parametrize(
+    ("flags", "batch", "concurrency"),
+    [([], 8, 8), (["--concurrency", "9"], 9, 9), (["--concurrency", "9", "--max-batch-size", "2"], 2, 9),
+     (["--max-batch-size", "2"], 2, 2)],
+)  # fmt: skip
+def test_the_batch_holds_the_requests_in_flight_unless_it_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: list[str], batch: int, concurrency: int
+) -> None:
+    def stop(setup: ThroughputSetup, requests: Sequence[BenchRequest], traffic: Traffic, noise: float) -> None:
+        assert (setup.max_batch_size, traffic.concurrency) == (batch, concurrency)
+        raise ConfigError("bench throughput", "engine", expected="none in this test", got="both sizes")
+
+    monkeypatch.setattr("trtllm_replayssm.bench.throughput.run.measure", stop)
+    assert main(["bench", "throughput", SMALL, "--dataset", requests(tmp_path), *flags]) == 1
+
+
+@pytest.mark.parametrize("flag", ["--concurrency", "--max-batch-size"])
+def test_a_size_of_zero_is_refused(tmp_path: Path, flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "throughput", SMALL, "--dataset", requests(tmp_path), flag, "0"]) == 1
+    assert flag in capsys.readouterr().err
 
 
 def test_a_request_that_does_not_fit_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

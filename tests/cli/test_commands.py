@@ -65,7 +65,8 @@ def test_inspect_preset_reports_memory_traffic_and_window(capsys: pytest.Capture
     assert 1.7 < report["traffic"]["conventional_over_replay"] < 2.0
     code, out, _ = run(capsys, "inspect", "nemotron-3-super-120b-a12b-nvfp4")
     assert code == 0
-    assert "best window by the traffic model" in out
+    assert "best window by the traffic model" in out and "  kv (8192 positions) " in out
+    assert "  kv (100 positions) " in run(capsys, "inspect", QWEN, "--max-seq-len", "100")[1]
 
 
 def test_inspect_checkpoint_lists_bytes_by_format(capsys: pytest.CaptureFixture[str]) -> None:

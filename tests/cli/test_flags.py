@@ -48,7 +48,18 @@ def test_a_command_runs_with_either(flags: tuple[str, str], capsys: pytest.Captu
     assert len(request["choices"][0]["token_ids"]) == 3 and request["prompt"] == "A_B"
 
 
+@pytest.mark.parametrize("command", ["serve MODEL", "inspect MODEL", "bench throughput MODEL --dataset FILE"])
+def test_an_unknown_flag_is_answered_with_the_usage_of_its_command(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main([*command.split(), "--no_such_flag", "1"])
+    error, name = capsys.readouterr().err, "trtllm-replayssm " + command.partition(" MODEL")[0]
+    assert stopped.value.code == 2 and error.startswith(f"usage: {name} [-h]")
+    assert error.endswith(f"{name}: error: unrecognized arguments: --no-such-flag 1\n")
+
+
 @pytest.mark.parametrize("flag", ["--max_seq_len", "--max-seq-len"])
 def test_serve_takes_either(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["serve", MODEL, flag, "1"]) == 1
+    assert main(["serve", MODEL, "--port", "0", flag, "1"]) == 1
     assert "max_seq_len" in capsys.readouterr().err

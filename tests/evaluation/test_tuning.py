@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -110,7 +111,7 @@ def test_results_of_another_gpu_are_not_used(tmp_path: Path, capsys: pytest.Capt
 
 
 def test_the_closest_batch_counts_and_a_foreign_file_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with Checkpoint.open(CHECKPOINTS / "qwen-dense") as checkpoint:
         shape = checkpoint.geometry.ssm
@@ -118,7 +119,9 @@ def test_the_closest_batch_counts_and_a_foreign_file_is_refused(
     for batch, window in ((1, 30), (256, 12), (1, 31)):
         add_entry(file, tune_key(shape, config, "cpu"), {"batch": batch, "window": window, "launch": None})
     monkeypatch.setenv(VARIABLE, str(file))
-    assert [with_tuned(config, shape, "cpu", b).window for b in (1, 12, 40, 512)] == [31, 31, 12, 12]
+    with caplog.at_level(logging.INFO):
+        assert [with_tuned(config, shape, "cpu", b).window for b in (1, 12, 40, 512)] == [31, 31, 12, 12]
+    assert caplog.messages[-1] == f"recurrent state: window 12, as the tune file {file} says"
     assert with_tuned(config, shape, "NVIDIA H200", 1) == config
     assert with_tuned(replace(config, max_step_tokens=2), shape, "cpu", 1).window == 16
     for text, got in (

@@ -77,32 +77,34 @@ def test_a05_more_step_tokens_than_the_window_are_refused_with_the_inequality() 
 
 
 @pytest.mark.parametrize(
-    "asked, checkpoint, expected",
+    "asked, checkpoint, said",
     [
-        ("auto", "float32", StateFormat.FLOAT32),
-        ("auto", "float16", StateFormat.FLOAT16),
-        ("auto", "bfloat16", StateFormat.FLOAT32),
-        ("float32", "float16", StateFormat.FLOAT32),
-        ("fp8", "float32", StateFormat.FP8),
+        ("auto", "float32", "float32, as the checkpoint's configuration says"),
+        ("auto", "float16", "float16, as the checkpoint's configuration says"),
+        ("auto", "bfloat16", "float32, where the checkpoint's configuration says bfloat16"),
+        ("float32", "float16", "float32, as mamba_ssm_cache_dtype asks; the checkpoint's configuration says float16"),
+        ("fp8", "fp8", "fp8, as mamba_ssm_cache_dtype asks; the checkpoint's configuration says fp8"),
     ],
 )
 def test_d01_the_state_format_is_the_one_asked_for_and_the_choice_is_logged(
-    asked: str, checkpoint: str, expected: StateFormat, caplog: pytest.LogCaptureFixture
+    asked: str, checkpoint: str, said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO):
         replay = resolve_replay(None, KvCacheConfig(mamba_ssm_cache_dtype=asked), 0, checkpoint)
-    assert replay.recurrence is expected and replay.recurrence_rounding is Rounding.STOCHASTIC
-    says = "the checkpoint's configuration says"
-    named = f"as {says}" if expected.value == checkpoint else f"where {says} {checkpoint}"
-    assert caplog.messages[-1] == f"recurrent state: {expected.value}, {named}"
+    assert replay.recurrence is StateFormat(said.partition(",")[0])
+    assert replay.recurrence_rounding is Rounding.STOCHASTIC
+    assert caplog.messages[-1] == f"recurrent state: {said}"
 
 
-def test_formats_of_replay_config_are_logged_too(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("checkpoint", ["float16", "float32"])
+def test_what_the_settings_chose_is_not_said_to_be_the_checkpoints(
+    checkpoint: str, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.INFO):
-        asked = ReplayConfig(recurrence=StateFormat.FLOAT16, read=StateFormat.NVFP4)
-        assert resolve_replay(asked, KvCacheConfig(), 0, "float32").recurrence is StateFormat.FLOAT16
-    said = "recurrent state: float16, read in nvfp4, where the checkpoint's configuration says float32"
-    assert caplog.messages[-1] == said
+        asked = ReplayConfig(window=8, recurrence=StateFormat.FLOAT16, read=StateFormat.NVFP4)
+        assert resolve_replay(asked, KvCacheConfig(), 0, checkpoint).recurrence is StateFormat.FLOAT16
+    chosen = "float16, read in nvfp4, window 8, by the settings given or their defaults"
+    assert caplog.messages[-1] == f"recurrent state: {chosen}; the checkpoint's configuration says {checkpoint}"
 
 
 def test_rounding_of_the_state_is_a_setting() -> None:

@@ -46,7 +46,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Manifest, Sess
 def test_serving_a_bundle_without_a_gpu_ends_with_one_line_that_says_what_it_needs(
     made: tuple[Path, Manifest, Session], flags: tuple[str, ...]
 ) -> None:
-    run = subprocess.run([*COMMAND, "serve", str(made[0]), *flags], capture_output=True, text=True, timeout=120)
+    command = [*COMMAND, "serve", str(made[0]), "--port", "0", *flags]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert run.returncode == 1 and run.stdout == ""
     (line,) = [text for text in run.stderr.splitlines() if text.startswith("trtllm-replayssm:")]
     assert "bundle" in line and "compute capability 12.0" in line and "tensorrt_rtx none" in line

@@ -28,9 +28,14 @@ from tests.server.harness import (
     endless_checkpoint,
     free_port,
     process,
+    service,
     wait_for,
 )
 from trtllm_replayssm.cli import main
+from trtllm_replayssm.errors import ConfigError
+from trtllm_replayssm.runtime.llm import LLM
+from trtllm_replayssm.runtime.server.serve import DrainingServer, require_address, uvicorn_config
+from trtllm_replayssm.runtime.server.settings import ServerSettings
 
 KEY = "key of the test"
 CONFIG = "speculative_config: {decoding_type: MTP, max_draft_len: 3}\nreplayssm: {window: 8}\n"
@@ -122,7 +127,7 @@ def test_chat_reports_what_the_server_refuses_and_goes_on(served: Process) -> No
     ],
 )  # fmt: skip
 def test_flags_that_cannot_act_end_with_one_line(flags: list[str], named: str, capsys: Any) -> None:
-    assert main(["serve", str(SMALLEST), *flags]) == 1
+    assert main(["serve", str(SMALLEST), "--port", "0", *flags]) == 1
     captured = capsys.readouterr()
     (line,) = [line for line in captured.err.splitlines() if not line.startswith("INFO: ")]
     assert named in line and line.startswith("trtllm-replayssm: ")
@@ -134,7 +139,29 @@ def test_a_port_in_use_is_an_error_and_ends_the_process() -> None:
         taken.listen()
         port = str(taken.getsockname()[1])
         done = run("serve", str(SMALLEST), "--host", "127.0.0.1", "--port", port)
-    assert done.returncode == 1 and done.stderr.splitlines()[-1].startswith("trtllm-replayssm: serve: port: ")
+    assert done.returncode == 1 and done.stderr.count("\n") == 1, "found out before the model is loaded"
+    assert done.stderr.startswith("trtllm-replayssm: serve: port: ")
+    assert f"got 127.0.0.1:{port} (Address already in use)" in done.stderr
+
+
+def test_an_unknown_host_is_told_before_the_model_is_loaded(capsys: Any) -> None:
+    assert main(["serve", str(SMALLEST), "--host", "no-such-host.invalid"]) == 1
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "expected an address to listen on, got no-such-host.invalid:8000 (" in error
+
+
+def test_every_address_is_one_to_listen_on() -> None:
+    for host in ("", "0.0.0.0", "localhost"):
+        require_address(ServerSettings(model_name=NAME, host=host, port=free_port()))
+
+
+def test_a_port_that_is_taken_while_the_model_is_loaded_is_told_with_the_systems_reason() -> None:
+    with LLM(SMALLEST, max_seq_len=64) as llm, socket.socket() as taken:
+        server = service(llm)
+        taken.bind(("127.0.0.1", server.settings.port))
+        taken.listen()
+        with pytest.raises(ConfigError, match=rf"got 127\.0\.0\.1:{server.settings.port} \(.*already in use"):
+            DrainingServer(uvicorn_config(server), server).run()
 
 
 def generate(url: str, body: dict[str, Any]) -> str:

@@ -29,6 +29,7 @@ def test_an_example_resolves_to_settings_that_fit_its_model(file: Path) -> None:
     geometry, launch = preset_geometry(file.stem), resolve(read_yaml(file))
     options = launch.options
     speculative = options["speculative_config"]
+    assert options["device"] == "cuda"
     assert isinstance(speculative, MTPDecodingConfig if geometry.mtp_pattern else NGramDecodingConfig)
     replay = resolve_replay(
         options["replay_config"], options["kv_cache_config"], speculative.draft_len, geometry.state_dtype
@@ -176,6 +177,16 @@ def test_settings_of_the_server_are_checked(name: str, value: object) -> None:
 def test_a_format_that_is_no_word_is_refused_by_name(value: object) -> None:
     with pytest.raises(ConfigError, match=r"replayssm\.recurrence"):
         resolve({"replayssm": {"recurrence": value}})
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [("max_beam_width", "no beam search"), ("ep_size", "tp_size shares experts too"),
+     ("pp_size", "layers are not dealt out"), ("pipeline_parallel_size", "layers are not dealt out")],
+)  # fmt: skip
+def test_a_setting_that_knows_one_value_says_why(name: str, why: str) -> None:
+    with pytest.raises(UnsupportedError, match=rf"serve: {name}: expected 1 \({why}.*got 4"):
+        resolve({name: 4})
 
 
 @pytest.mark.parametrize("value", [True, 1.0, "1"])

@@ -31,6 +31,7 @@ def test_the_level_is_that_of_the_products_own_messages_too(
         server.process.terminate()
         logs = server.logs()
     assert (f"INFO:     {STATE}" in logs) == told
+    assert ("INFO:     device: cpu, as none is set" in logs) == told
     assert ("response_format is not served" in logs) == told  # this checkpoint has no tokenizer
     assert ("stopping: new requests get 503" in logs) == warned
     with process(SMALLEST, "--log_level", level, "--config", str(tmp_path / "nearest.yaml")) as server:
@@ -40,7 +41,7 @@ def test_the_level_is_that_of_the_products_own_messages_too(
 
 def test_a_command_that_ended_leaves_no_handler_behind(capsys: Any) -> None:
     before = list(logging.getLogger("trtllm_replayssm").handlers)
-    assert main(["serve", str(SMALLEST), "--max_seq_len", "1"]) == 1
+    assert main(["serve", str(SMALLEST), "--port", "0", "--max_seq_len", "1"]) == 1
     assert logging.getLogger("trtllm_replayssm").handlers == before
     capsys.readouterr()
 

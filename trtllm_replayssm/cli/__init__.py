@@ -12,6 +12,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import trtllm_replayssm.cli.bench as bench_command
 import trtllm_replayssm.cli.build as build_command
@@ -32,9 +33,20 @@ EXIT_INTERRUPTED = 130
 EXIT_UNREAD = 128 + signal.SIGPIPE
 
 
+class _Command(argparse.ArgumentParser):
+    """A parser, and those of its commands, that answers an unknown flag with its own usage, not with its parent's."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """See the base class; nothing is unknown in what returns."""
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return found, unknown
+
+
 def build_parser() -> argparse.ArgumentParser:
     """The parser with all commands."""
-    parser = argparse.ArgumentParser(
+    parser = _Command(
         prog="trtllm-replayssm",
         description="Decode hybrid state-space language models with ReplaySSM.",
         epilog="Exit codes: 0 done, 1 error (one line on stderr), 2 wrong usage, 130 interrupted.",

@@ -14,6 +14,7 @@ from trtllm_replayssm.errors import ConfigError
 from trtllm_replayssm.whole_file import growing_file
 
 _NOISE = {"float32": 5e-3, "bfloat16": 0.125, "float16": 0.02}  # logits; see docs/serving.md
+_BATCH = 8  # sequences at once where neither flag is given
 _DESCRIPTION = """Runs a file of requests (one JSON object a line: task_id, prompt or input_ids, output_tokens) greedily
 and past end tokens, first with replay and then with the conventional state cache, and compares the tokens of both: a
 speed-up is reported only when they agree but for near ties. The report has trtllm-bench's keys; percentiles of
@@ -29,7 +30,7 @@ def add_command(kinds: Any) -> None:
     parser.add_argument("--concurrency", type=int, metavar="N", help="requests in flight at most (default: the batch)")
     parser.add_argument("--request-rate", type=float, metavar="R", help="arrivals a second at random moments")
     parser.add_argument("--warmup", type=int, default=2, metavar="N", help="untimed requests before (default 2)")
-    parser.add_argument("--max-batch-size", type=int, default=8, help="sequences at once (default 8)")
+    parser.add_argument("--max-batch-size", type=int, help="sequences at once (default: --concurrency, or 8)")
     parser.add_argument("--max-seq-len", type=int, help="prompt and output tokens of one sequence")
     parser.add_argument("--device", default="cpu", help="cpu (default) or cuda")
     parser.add_argument("--dtype", choices=sorted(_NOISE), default="float32", help="of activations (default float32)")
@@ -49,30 +50,37 @@ def run(arguments: argparse.Namespace) -> int:
     from trtllm_replayssm.bench.throughput.run import ThroughputSetup, measure
     from trtllm_replayssm.runtime.session.device import usable_device
 
-    if arguments.num_requests is not None:
-        require_positive("bench throughput", "--num-requests", arguments.num_requests)
+    for flag in ("--num-requests", "--concurrency", "--max-batch-size"):
+        if (number := getattr(arguments, flag.removeprefix("--").replace("-", "_"))) is not None:
+            require_positive("bench throughput", flag, number)
     noise = _NOISE[arguments.dtype] if arguments.noise is None else arguments.noise
     for flag, value in (("--warmup", arguments.warmup), ("--noise", noise)):
         if not value >= 0:
             raise ConfigError("bench throughput", flag, expected="0 or more", got=value)
     requests = read_dataset(arguments.dataset, arguments.num_requests)
     speculative = speculative_config(arguments)
+    batch, concurrency = _sizes(arguments)
     setup = ThroughputSetup(
         model=arguments.model, dtype=arguments.dtype, device=arguments.device,
-        max_batch_size=arguments.max_batch_size, max_seq_len=arguments.max_seq_len, speculative=speculative,
+        max_batch_size=batch, max_seq_len=arguments.max_seq_len, speculative=speculative,
         replay=replay_config(arguments, 1 if speculative is None else 1 + speculative.draft_len),
         warm_up=arguments.warmup,
     )  # fmt: skip
-    traffic = Traffic(
-        concurrency=arguments.concurrency or arguments.max_batch_size, request_rate=arguments.request_rate,
-        seed=arguments.seed,
-    )  # fmt: skip
+    traffic = Traffic(concurrency=concurrency, request_rate=arguments.request_rate, seed=arguments.seed)
     with nullcontext() if arguments.report_json is None else growing_file(arguments.report_json) as file:
         report = {**measure(setup, requests, traffic, noise), "machine": describe(usable_device(arguments.device))}
         if file is not None:
             file.write(json.dumps(report, indent=2) + "\n")
     _print(report)
     return 0 if report["text_equality"]["green"] else 1
+
+
+def _sizes(arguments: argparse.Namespace) -> tuple[int, int]:
+    """Sequences at once and requests in flight; each is the other where one is given."""
+    batch, concurrency = arguments.max_batch_size, arguments.concurrency
+    if batch is None:
+        batch = _BATCH if concurrency is None else concurrency
+    return batch, batch if concurrency is None else concurrency
 
 
 def _print(report: dict[str, Any]) -> None:

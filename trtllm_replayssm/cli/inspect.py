@@ -65,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(report, indent=2))
     else:
-        _print(report)
+        _print(report, pool.max_seq_len)
     return 0
 
 
@@ -109,7 +109,7 @@ def state_traffic(
     }
 
 
-def _print(report: dict[str, Any]) -> None:
+def _print(report: dict[str, Any], positions: int) -> None:
     print(f"{report['name']} ({report['family']})")
     print(f"  layers      {report['layer_pattern']}  (M recurrent, * attention, - MLP, E experts)")
     if report["mtp_pattern"]:
@@ -126,7 +126,8 @@ def _print(report: dict[str, Any]) -> None:
     for kind, size in slots["replay"].items():
         other = slots["conventional"][kind]
         if size or other:
-            print(f"  {kind:29} {size / MIB:9.2f} {other / MIB:13.2f}")
+            shown = f"kv ({positions} positions)" if kind == "kv" else kind
+            print(f"  {shown:29} {size / MIB:9.2f} {other / MIB:13.2f}")
     moved = report["traffic"]
     print(
         f"state traffic per token, MiB: replay {moved['replay_bytes_per_token'] / MIB:.2f}, conventional "

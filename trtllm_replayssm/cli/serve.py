@@ -14,6 +14,8 @@ from trtllm_replayssm.checks import read_text
 from trtllm_replayssm.cli.options import ACTIVATIONS
 from trtllm_replayssm.errors import ConfigError, UnsupportedError
 
+_LOG = logging.getLogger(__name__)
+
 
 def add_command(commands: Any) -> None:
     """Register the command."""
@@ -47,7 +49,7 @@ def add_command(commands: Any) -> None:
     group.add_argument("--backend", help="torch")
     group.add_argument("--tokenizer", help="directory or tokenizer.json (default: the checkpoint's)")
     group.add_argument("--dtype", choices=["auto", *ACTIVATIONS], help="of activations")
-    group.add_argument("--device", help="cpu, cuda, cuda:0 (default cpu; of a bundle cuda)")
+    group.add_argument("--device", help="cpu, cuda, cuda:0 (default cpu, also beside a GPU; of a bundle cuda)")
     group.add_argument("--plugin-library", metavar="FILE", help="of a bundle whose engines have plugins")
     group.add_argument("--kernel-cache", metavar="FILE", help="of a bundle for tensorrt_rtx: keeps compiled kernels")
     group.add_argument(
@@ -72,7 +74,7 @@ def _add_http(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Serve until SIGTERM or SIGINT."""
     try:
-        from trtllm_replayssm.runtime.server.serve import serve
+        from trtllm_replayssm.runtime.server.serve import require_address, serve
     except ModuleNotFoundError as error:
         raise UnsupportedError(
             "serve", "packages", expected="the packages of the server", got=f"no module {error.name}",
@@ -102,8 +104,11 @@ def run(arguments: argparse.Namespace) -> int:
     options = dict(launch.options)
     if bundle_parts(Path(arguments.model)):
         options.setdefault("device", "cuda")
-    with _logging(arguments.log_level), LLM(arguments.model, **options) as llm:
-        serve(llm, settings, template)
+    require_address(settings)
+    with _logging(arguments.log_level):
+        _LOG.info("device: %s", options.get("device", "cpu, as none is set (on a GPU: --device cuda)"))
+        with LLM(arguments.model, **options) as llm:
+            serve(llm, settings, template)
     return 0
 
 
