@@ -231,8 +231,6 @@ class Engine:
                 if not self._scheduler.resident:
                     raise  # nothing of ours will ever free a slot
                 break
-            if slot is None:
-                break
             self._scheduler.place(choice, slot)
             choice.request.times = choice.request.times.after_admission()
             if new and choice.prefilled:
@@ -241,6 +239,9 @@ class Engine:
 
     def _next(self) -> Choice | None:
         """The choice that can have a slot now, if others of a lower priority must go for it."""
+        head = self._scheduler.head
+        if head is None or self._waits(head):
+            return None
         choice = self._scheduler.next_admission(self.session.free_slots)
         if choice is None:
             victims = self._scheduler.victims(self.session.free_slots)
@@ -250,19 +251,20 @@ class Engine:
                 choice = self._scheduler.next_admission(self.session.free_slots)
         return choice
 
-    def _seat(self, choice: Choice) -> int | None:
-        """A slot: with the state that the choice gave up, or for a new prompt. Raises CapacityError.
+    def _waits(self, choice: Choice) -> bool:
+        """Whether a new prompt would begin in its middle while there are unfinished ones enough."""
+        if self.prefix is None or choice in self._snapshots or self._scheduler.may_hold_unfinished:
+            return False
+        return self.prefix.knows(choice)
 
-        None for a prompt that would begin in its middle while there are unfinished ones enough.
-        """
+    def _seat(self, choice: Choice) -> int:
+        """A slot: with the state that the choice gave up, or for a new prompt. Raises CapacityError."""
         snapshot = self._snapshots.get(choice)
         if snapshot is not None:
             slot = self.session.restore(snapshot, seed=choice.seed)
             del self._snapshots[choice]
             return slot
-        if self.prefix is None:
-            return self.session.allocate(choice.seed)
-        return self.prefix.begin(choice, may_hit=self._scheduler.may_hold_unfinished)
+        return self.session.allocate(choice.seed) if self.prefix is None else self.prefix.begin(choice)
 
     def check_integrity(self) -> None:
         """Raise InvariantError when the scheduler's or the session's bookkeeping is inconsistent."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from trtllm_replayssm.runtime.prefix.cache import PrefixCache
+from trtllm_replayssm.runtime.prefix.cache import Hit, PrefixCache
 from trtllm_replayssm.runtime.prefix.history import PrefixHistory
 from trtllm_replayssm.runtime.prefix.keys import BlockKeys
 from trtllm_replayssm.runtime.prefix.settings import PrefixConfig, PrefixStats
@@ -25,19 +25,19 @@ class PrefixReuse:
         self._session = session
         self._stats = stats
         self._history = PrefixHistory(config.history)
-        self._keys: dict[Choice, BlockKeys] = {}  # of prompts in progress
+        self._keys: dict[Choice, BlockKeys] = {}  # of prompts in progress, and of the next one
 
-    def begin(self, choice: Choice, *, may_hit: bool = True) -> int | None:
-        """A slot for a new choice, with the longest known part of its prompt absorbed. Raises CapacityError.
+    def knows(self, choice: Choice) -> bool:
+        """Whether a new choice would begin at a snapshot now."""
+        return self._find(choice) is not None
 
-        At least one token of the prompt is left to run: its logits are wanted. may_hit: whether there may be one more
-        prompt in its middle; None, and nothing has changed, where that is not so and a part of the prompt is known.
-        """
-        prompt = choice.request.prompt_ids
-        keys = self.cache.keys(prompt)
-        hit = self.cache.find(keys, len(prompt) - 1)
-        if hit is not None and not may_hit:
-            return None
+    def _find(self, choice: Choice) -> Hit | None:
+        """At least one token of the prompt is left to run: its logits are wanted."""
+        return self.cache.find(self._keys_of(choice), len(choice.request.prompt_ids) - 1)
+
+    def begin(self, choice: Choice) -> int:
+        """A slot for a new choice, with the longest known part of its prompt absorbed. Raises CapacityError."""
+        prompt, keys, hit = choice.request.prompt_ids, self._keys_of(choice), self._find(choice)
         if hit is None:
             slot = self._session.allocate(choice.seed)
         else:
@@ -47,7 +47,6 @@ class PrefixReuse:
             self._stats.hits += 1
             self._stats.hit_tokens += hit.position
         self._stats.lookups += 1
-        self._keys[choice] = keys
         choice.cuts = self._cuts(keys, len(prompt))
         self._history.add(keys)
         return slot

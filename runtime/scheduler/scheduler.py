@@ -99,9 +99,19 @@ class Scheduler:
         return len(self._waiting) + len(self._preempted)
 
     @property
+    def head(self) -> Choice | None:
+        """The choice that is next in order, whether there is a slot or not."""
+        return self._first()
+
+    @property
     def may_hold_unfinished(self) -> bool:
-        """Whether one more prompt may stand in its middle."""
-        return self._unfinished() < self.config.max_unfinished
+        """Whether one more prompt may stand in its middle: those that will have a place before it have one already."""
+        long = sum(
+            choice.state is RequestState.PREFILLING and choice.prefilled == 0
+            and self._chunk_end(choice, self.config.max_num_tokens) < len(choice.request.prompt_ids)
+            for choice in self._resident
+        )  # fmt: skip
+        return self._unfinished() + long < self.config.max_unfinished
 
     def _unfinished(self) -> int:
         return sum(choice.state is RequestState.PREFILLING and choice.prefilled > 0 for choice in self._resident)
@@ -165,18 +175,20 @@ class Scheduler:
     def plan(self) -> StepPlan:
         """All decode rows, and the oldest prompts' next chunks within the token budget.
 
-        A prompt that has not begun and would not end waits where there are unfinished ones enough; they go on.
+        A prompt that has not begun and would not end waits where there are unfinished ones enough, and the likes of it
+        behind it with it; the unfinished ones go on.
         """
         decode = [choice for choice in self._resident if choice.state is RequestState.DECODING]
         budget = self.config.max_num_tokens - sum(c.step_tokens for c in decode)
         chunks: list[Chunk] = []
-        more = self.config.max_unfinished - self._unfinished()
+        more, waits = self.config.max_unfinished - self._unfinished(), False
         for choice in self._resident:
             if choice.state is not RequestState.PREFILLING or budget <= 0:
                 continue
             chunk = Chunk(choice, choice.prefilled, self._chunk_end(choice, budget))
             if chunk.begin == 0 and not chunk.last:
-                if more <= 0:
+                waits = waits or more <= 0
+                if waits:
                     continue
                 more -= 1
             elif chunk.begin > 0 and chunk.last:

@@ -29,10 +29,13 @@ def padded_rows(
     return ids, step_rows(operation, slot, counts, slots, ids.shape[1])
 
 
-def passes(counts: Sequence[int]) -> list[list[int]]:
+def passes(counts: Sequence[int], gains: Sequence[int] = ()) -> list[list[int]]:
     """Tokens of each row -> the rows of each pass, by index. Padded to the longest of its rows, a pass has no more
     positions than all rows have tokens: one long prompt among short ones would else be computed for each of them. Rows
     of one length are one pass; there are about log2 of the longest passes at most.
+
+    gains: by how many sets of states a row will have more than it had. Passes that give up more come first, so that
+    between two of them there are never more than before the first or behind the last.
     """
     total, found = sum(counts), list[list[int]]()
     for row in sorted(range(len(counts)), key=lambda row: -counts[row]):
@@ -40,4 +43,4 @@ def passes(counts: Sequence[int]) -> list[list[int]]:
             found[-1].append(row)
         else:
             found.append([row])
-    return [sorted(rows) for rows in found]
+    return sorted([sorted(rows) for rows in found], key=lambda rows: sum(gains[row] for row in rows) if gains else 0)

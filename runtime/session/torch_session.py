@@ -164,15 +164,15 @@ class TorchSession:
         self._require_settled("prefill", [c.slot for c in chunks])
         require_room(self.pools, self._positions, "prefill", [(c.slot, len(c.tokens)) for c in chunks], least=1)
         ids, host = self._rows("prefill", [(c.slot, c.tokens) for c in chunks])
-        results: list[Logits | None] = [None] * len(chunks)
+        results: dict[int, Logits | None] = {}
+        gains = [(not c.last) - (c.slot in self.pools.carries) for c in chunks]
         with self._whole_or_torn(host):
-            for part in passes(host.num_tokens.tolist()):
+            for part in passes(host.num_tokens.tolist(), gains):
                 rows = StepRows(host.slot[part], host.num_tokens[part])
                 logits = self._prompt_pass(ids[part, : int(rows.num_tokens.max())], rows, [chunks[i] for i in part])
-                for i, row in zip(part, logits, strict=True):
-                    results[i] = row
+                results.update(zip(part, logits, strict=True))
         self._check()
-        return results
+        return [results[i] for i in range(len(chunks))]
 
     def _prompt_pass(self, ids: Tensor, host: StepRows, chunks: Sequence[PrefillChunk]) -> list[Logits | None]:
         rows = StepRows(host.slot.to(self._device), host.num_tokens.to(self._device))

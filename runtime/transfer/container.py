@@ -89,6 +89,8 @@ def read(path: str | Path) -> Container:
         size = math.prod(shape) * itemsize
         arrays[name] = (kind, shape, content[begin : begin + size])
         begin += size
+    names = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])  # as written: empty ones share an offset
+    arrays = {name: arrays[name] for name in names if name in arrays}
     text = metadata.get("document", "")
     if metadata.get("checksum") != _checksum(text, arrays):
         raise _damaged(path, "another content than its checksum says")

@@ -221,6 +221,44 @@ def test_prompts_that_begin_at_snapshots_stand_in_their_middle_by_turns() -> Non
     assert [done[n].outputs[0].token_ids for n in numbers] == [alone(p, max_tokens=9, end_id=-1) for p in prompts]
 
 
+def test_a_long_prompt_begins_though_hits_never_end() -> None:
+    """Hits that arrive in every step hold all places of unfinished prompts and give them to one another."""
+    bench_ = machine(slots=24, max_num_tokens=32)
+    bench_.one([*ramp(8), 9, 9], max_tokens=1)
+    suffixes = iter(range(10_000))
+
+    def hit() -> None:
+        bench_.add([*ramp(8), *ramp(4, next(suffixes))], max_tokens=1, end_id=-1)
+
+    for _ in range(16):
+        hit()
+    long = bench_.add([11] * 60, max_tokens=1, end_id=-1)
+    for _ in range(30):
+        while bench_.engine.load().waiting < 20:
+            hit()
+        bench_.step()
+        if long in bench_.done:
+            break
+    assert long in bench_.done
+
+
+def test_nobody_gives_up_a_slot_for_a_hit_that_may_not_begin_yet() -> None:
+    bench_ = machine(slots=17, max_num_tokens=17)
+    bench_.one([*ramp(8), 9, 9], max_tokens=1)
+    decoding = bench_.add([5, 5], max_tokens=40, end_id=-1, priority=0.4)
+    bench_.step()
+    for i in range(16):
+        bench_.add([*ramp(8), *ramp(20, i)], max_tokens=2, end_id=-1, priority=0.45)
+    bench_.step()
+    assert bench_.session.free_slots == 0 and len(bench_.session.unfinished) == 16
+    urgent = bench_.add([*ramp(8), 3, 3, 3], max_tokens=1, end_id=-1, priority=0.9)
+    while len(bench_.session.unfinished) == 16:
+        bench_.step()
+        assert bench_.engine.stats.preemptions == 0
+    done = bench_.run()
+    assert len(done[urgent].outputs[0].token_ids) == 1 and len(done[decoding].outputs[0].token_ids) == 40
+
+
 def test_without_settings_there_is_no_cache_and_no_cut() -> None:
     bench_ = bench(model=MODEL)
     for _ in range(2):

@@ -24,7 +24,7 @@ from trtllm_replayssm.runtime.prefix.settings import PrefixConfig
 from trtllm_replayssm.runtime.replica import ReplicaOptions, require_fit
 from trtllm_replayssm.runtime.sampling.params import SamplingParams
 from trtllm_replayssm.runtime.scheduler.output import EndRules
-from trtllm_replayssm.runtime.scheduler.request import Request
+from trtllm_replayssm.runtime.scheduler.request import Choice, Request
 from trtllm_replayssm.runtime.scheduler.scheduler import Scheduler, SchedulerConfig
 from trtllm_replayssm.weights.presets import preset_geometry
 
@@ -196,6 +196,41 @@ def test_the_scheduler_leaves_no_more_prompts_unfinished(
             if decoded[choice.request.request_id] == ends[choice.request.request_id]:
                 scheduler.finish(choice)
     assert not scheduler.has_work
+
+
+def test_a_prompt_that_waits_to_begin_is_not_passed_by_newer_ones() -> None:
+    """The unfinished one comes back from the host behind it, and ends in a step in which it has been passed over."""
+    scheduler = Scheduler(
+        SchedulerConfig(max_batch_size=9, max_num_tokens=100, chunk=100, max_step_tokens=1, max_unfinished=1)
+    )
+    slots = iter(range(1000))
+    names: dict[str, Choice] = {}
+
+    def add(name: str, length: int) -> None:
+        rules = EndRules(frozenset(), frozenset(), 1)
+        names[name] = Request(len(names), [1] * length, SamplingParams(), seed=0, rules=rules).choices[0]
+        scheduler.add(names[name])
+
+    def step() -> None:
+        while (choice := scheduler.next_admission(9)) is not None:
+            scheduler.place(choice, next(slots))
+        plan = scheduler.plan()
+        for part in plan.chunks:
+            part.choice.prefilled = part.end
+            if part.last:
+                scheduler.prompt_done(part.choice)
+        for choice in plan.decode:
+            scheduler.finish(choice)
+
+    add("first", 250)
+    step()
+    add("waits", 150)
+    step()
+    scheduler.preempt(names["first"])
+    for number in range(12):
+        add(f"newer {number}", 150)
+        step()
+    assert names["waits"].prefilled > 0
 
 
 def unbounded(scheduler: Scheduler) -> Scheduler:

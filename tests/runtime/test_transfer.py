@@ -99,6 +99,16 @@ def test_a_choice_that_had_ended_stays_ended(tmp_path: Path) -> None:
     assert answers(target.run()[there]) == answers(source.run()[number])
 
 
+def test_a_file_of_many_empty_tensors_is_whole_however_they_are_listed(tmp_path: Path) -> None:
+    """As of a sequence without tokens: tensors that share an offset have no order by it."""
+    path = tmp_path / "empty.request"
+    arrays = {f"kv {i}": ("float32", (0, i), b"") for i in range(24)} | {"cursors": ("int32", (1,), bytes(4))}
+    container.write(path, {"tokens": []}, arrays)
+    for _ in range(40):
+        found = container.read(path)
+        assert dict(found.arrays) == arrays and list(found.arrays) == list(arrays)
+
+
 def test_a_priority_comes_along_and_holds(tmp_path: Path) -> None:
     source = machine()
     source.engine.export_request(source.add([1], priority=0.9, **SETTINGS), tmp_path / "r")

@@ -31,6 +31,15 @@ def test_no_pass_has_more_positions_than_there_are_tokens(counts: list[int]) -> 
     assert len(found) <= 4 + np.log2(max(counts))
 
 
+@given(st.lists(st.tuples(st.integers(1, 300), st.integers(-1, 1)), min_size=1, max_size=80))
+def test_between_passes_there_are_no_more_states_than_before_or_behind_them(rows: list[tuple[int, int]]) -> None:
+    counts, gains = [count for count, _ in rows], [gain for _, gain in rows]
+    found = passes(counts, gains)
+    assert sorted(found) == sorted(passes(counts))
+    held = np.cumsum([sum(gains[row] for row in part) for part in found])
+    assert held.max() <= max(0, held[-1])
+
+
 def test_rows_of_one_length_are_one_pass() -> None:
     assert passes([7] * 5) == [[0, 1, 2, 3, 4]] and passes([]) == [] and passes([0, 0]) == [[0, 1]]
 
@@ -71,6 +80,25 @@ def test_prompts_of_unlike_lengths_are_what_each_is_alone(name: str, positions: 
     for mine, other in zip(got, want, strict=True):
         assert (mine is None) == (other is None)
         assert mine is None or other is None or np.abs(mine - other).max() <= LOGIT_NOISE
+
+
+def test_prompts_that_end_give_up_their_states_before_others_take_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of one token that end four prompts beside rows of sixteen that begin four others."""
+    session = open_session(NAMES[0], slots=8)
+    old, new = ([session.allocate(seed) for seed in range(4)] for _ in range(2))
+    session.prefill([PrefillChunk(slot, [1, 2, 3, 4], False) for slot in old])
+    held: list[int] = []
+    forward = TorchNetwork.forward
+
+    def counted(self: TorchNetwork, ctx: StepContext, ids: Tensor) -> object:
+        output = forward(self, ctx, ids)
+        held.append(len(session.pools.carries))
+        return output
+
+    monkeypatch.setattr(TorchNetwork, "forward", counted)
+    ends = [PrefillChunk(slot, [5], True) for slot in old]
+    session.prefill([*ends, *(PrefillChunk(slot, [5] * 16, False) for slot in new)])
+    assert len(held) > 1 and max(held) <= 4
 
 
 def test_a_pass_that_fails_behind_others_leaves_no_row_of_the_call_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
