@@ -18,7 +18,7 @@ from tests.runtime.torch_loops import DRAFTS, bystander, make_engine
 from trtllm_replayssm.config import CudaGraphConfig, PoolConfig, ReplayConfig
 from trtllm_replayssm.dtypes import ActivationDtype
 from trtllm_replayssm.runtime.engine import Engine
-from trtllm_replayssm.runtime.planner import plan_memory, prompts_in_progress
+from trtllm_replayssm.runtime.planner import plan_memory
 from trtllm_replayssm.runtime.pools.state_pools import StatePools
 from trtllm_replayssm.runtime.session.torch_session import TorchSession
 from trtllm_replayssm.weights.checkpoint import Checkpoint
@@ -72,11 +72,11 @@ def device_bytes() -> tuple[int, int]:
 def planned_bytes(engine: Engine) -> int:
     """What the memory plan of this engine leaves for passes over prompts."""
     session, config = engine.session, engine.config
-    prompts = prompts_in_progress(config.max_num_tokens, config.prefill_chunk, config.max_batch_size)
-    return plan_memory(
+    plan = plan_memory(
         session.geometry, session.replay, session.pool, memory=0, weights=0, prompt_tokens=config.max_num_tokens,
-        prompts=prompts,
-    ).prompt  # fmt: skip
+        prompts=config.max_unfinished,
+    )  # fmt: skip
+    return plan.prompt + plan.carries(config.max_batch_size)
 
 
 def run_and_judge(name: str, kind: str, cpu: CpuWorkers) -> None:
