@@ -89,8 +89,9 @@ def test_the_example_of_the_documentation_runs(
 ) -> None:
     section = (ROOT / "docs" / "prefix-cache.md").read_text().split("## Requests in files")[1]
     code = re.findall(r"```python\n(.*?)```", section, re.DOTALL)[0]
-    monkeypatch.chdir(tmp_path)
-    exec(compile(code, "prefix-cache.md", "exec"), {"model": str(QWEN)})
+    monkeypatch.chdir(tmp_path)  # where the file is written; the page's checkpoint is beside the page
+    code = code.replace('"examples/', f'"{ROOT}/examples/')
+    exec(compile(code, "prefix-cache.md", "exec"), {})
     with LLM(QWEN) as llm:
         whole = llm.generate("The history of the", SamplingParams(max_tokens=200, temperature=0.8, seed=7))
     assert capsys.readouterr().out.rstrip("\n") == whole.outputs[0].text.rstrip("\n")  # type: ignore[union-attr]
