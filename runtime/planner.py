@@ -114,7 +114,7 @@ def plan_memory(
     itemsize = pool.activation.itemsize
     token = pass_bytes(geometry, itemsize)
     logits = geometry.vocab * (8 + itemsize)  # in the activation type, in float32, and kept outside recorded graphs
-    state = _layer_state_bytes(geometry) if conventional and prompts else 0
+    state = 4 * geometry.ssm.state_elems if conventional and prompts else 0
     return MemoryPlan(
         memory=memory, weights=weights, contexts=contexts,
         prompt=prompt_tokens * token, prompts=prompts, carry=carry_bytes(geometry), reserve=reserve, fraction=fraction,
@@ -148,11 +148,7 @@ def carry_bytes(geometry: ModelGeometry) -> int:
     moves them: of a prompt that ends in it, and of one that begins.
     """
     layers = len(geometry.ssm_layers)
-    return (layers + 2) * _layer_state_bytes(geometry) if layers else 0
-
-
-def _layer_state_bytes(geometry: ModelGeometry) -> int:
-    return geometry.ssm.inner * geometry.ssm.state_dim * 4
+    return (layers + 2) * 4 * geometry.ssm.state_elems if layers else 0
 
 
 def pool_slot_bytes(

@@ -58,8 +58,8 @@ struct Machine {
 
 // What is known of a case beside its own times; 0 or empty: nothing.
 struct Beside {
-  double conventional = 0;          // standard step, us
-  double traffic = 0;               // us
+  double conventional = 0;  // standard step, us
+  double traffic = 0;       // us
   std::string trafficLaunch;
 };
 
@@ -98,17 +98,18 @@ void report(const Shape& shape, const Case& c, const Machine& machine, int accep
 void run(const Shape& shape, const Case& c, const Machine& machine, std::map<int, double>& standard,
          const Options& options, cudaStream_t stream) {
   Problem problem(shape, c, c.rows);
-  std::map<int, Beside> beside;  // by tokens accepted
-  for (int accepted : {c.tokens, 1}) {
-    if (!options.traffic || c.operation != Operation::kUpdate) break;
-    Beside& own = beside[accepted];
-    if (own.traffic == 0) own.traffic = TrafficProblem(problem).time(windowCycle(c, accepted), stream, &own.trafficLaunch);
+  const bool update = c.operation == Operation::kUpdate;
+  std::map<int, Beside> beside{{c.tokens, {}}};  // by tokens accepted
+  if (update) beside[1];
+  if (options.traffic && update) {
+    TrafficProblem traffic(problem);
+    for (auto& [accepted, own] : beside) own.traffic = traffic.time(windowCycle(c, accepted), stream, &own.trafficLaunch);
   }
   for (uint32_t flags : {Problem::kPlainLaunch, Problem::kProgrammatic, Problem::kSettled}) {
     if (flags == Problem::kProgrammatic && c.rows > 8) continue;
     if (flags == Problem::kSettled && !options.settled) continue;
     std::map<int, Timing> times;
-    for (int accepted : {c.tokens, 1}) {
+    for (const auto& [accepted, own] : beside) {
       for (int h : windowCycle(c, accepted)) times[h] = {};
     }
     std::vector<std::function<void()>> cases;
@@ -124,11 +125,9 @@ void run(const Shape& shape, const Case& c, const Machine& machine, std::map<int
       double& best = standard[c.rows];
       best = best == 0 ? times.at(0).median : std::min(best, times.at(0).median);
     }
-    for (int accepted : {c.tokens, 1}) {
-      if (accepted < c.tokens && c.operation != Operation::kUpdate) continue;
-      beside[accepted].conventional = standard[c.rows];
-      report(shape, c, machine, accepted, times, flags, beside[accepted]);
-      if (c.tokens == 1) break;
+    for (auto own = beside.rbegin(); own != beside.rend(); ++own) {  // all accepted first
+      own->second.conventional = standard[c.rows];
+      report(shape, c, machine, own->first, times, flags, own->second);
     }
   }
 }

@@ -3,6 +3,7 @@
 
 #include "bench/traffic.h"
 #include "kernels/common/mbarrier.cuh"
+#include "kernels/common/store_again.cuh"
 
 namespace traffic {
 
@@ -39,14 +40,9 @@ constexpr uint32_t kAll = 0xffffffffu;
 
 // What an update writes leaves the L2 last: a store that finds its line there is merged with it.
 __device__ __forceinline__ void bulkStoreAgain(void* target, uint32_t source, uint32_t bytes) {
-  asm volatile(
-      "{\n"
-      ".reg .b64 policy;\n"
-      "createpolicy.fractional.L2::evict_last.b64 policy, 1.0;\n"
-      "cp.async.bulk.global.shared::cta.bulk_group.L2::cache_hint [%0], [%1], %2, policy;\n"
-      "}\n" ::"l"(target),
-      "r"(source), "r"(bytes)
-      : "memory");
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group.L2::cache_hint [%0], [%1], %2, %3;" ::"l"(target), "r"(source),
+               "r"(bytes), "l"(againPolicy())
+               : "memory");
 }
 
 // The heads of a worker. Runs are drawn from a counter two ahead, and looked up one ahead, so that neither is waited for.
@@ -110,6 +106,9 @@ struct Mover {
   __device__ char* ring(char* from, const Item& at, int units, int unit, int bytes) const {
     return from + (static_cast<int64_t>(at.slot) * units + unit) * t.ringRows * bytes;
   }
+  __device__ float* numbers(const Item& at) const {
+    return t.ringNumber + (static_cast<int64_t>(at.slot) * t.heads + at.head) * t.ringRows;
+  }
   __device__ int64_t token(const Item& at, int index, int units, int unit) const {
     return (static_cast<int64_t>(at.row) * t.tokens + index) * units + unit;
   }
@@ -156,12 +155,11 @@ struct Mover {
         bulkLoad(stage(i) + stages.query + lane * t.keyBytes, t.query + from, t.keyBytes, full(i));
       }
     }
-    const uint32_t numbers = control + Stages::kNumbers + 4 * lane;
-    const float* ringNumber = t.ringNumber + (static_cast<int64_t>(at.slot) * t.heads + at.head) * t.ringRows;
-    if (lane < h) wordLoad(numbers, ringNumber + (at.origin + lane) % t.ringRows);
+    const uint32_t unread = control + Stages::kNumbers + 4 * lane;
+    if (lane < h) wordLoad(unread, numbers(at) + (at.origin + lane) % t.ringRows);
     if (lane < t.tokens) {
-      wordLoad(numbers + 128, t.number + token(at, lane, t.heads, at.head));
-      if (t.secondNumber != nullptr) wordLoad(numbers + 256, t.secondNumber + token(at, lane, t.heads, at.head));
+      wordLoad(unread + 128, t.number + token(at, lane, t.heads, at.head));
+      if (t.secondNumber != nullptr) wordLoad(unread + 256, t.secondNumber + token(at, lane, t.heads, at.head));
     }
   }
 
@@ -171,7 +169,7 @@ struct Mover {
     if (lane < t.tokens) {
       bulkStoreAgain(t.out + token(at, lane, t.heads, at.head) * t.valueBytes, stage(i) + stages.value + lane * t.valueBytes,
                      t.valueBytes);
-      t.ringNumber[(static_cast<int64_t>(at.slot) * t.heads + at.head) * t.ringRows + (end + lane) % t.ringRows] = 0.01f;
+      numbers(at)[(end + lane) % t.ringRows] = 0.01f;
     }
     pieces(end % t.ringRows, t.tokens, 0, [&](int row, int done, int rows) {
       bulkStore(ring(t.ringValue, at, t.heads, at.head, t.valueBytes) + row * t.valueBytes,

@@ -65,8 +65,8 @@ class TrafficProblem {
     const int perGroup = problem_.shape.heads / problem_.shape.groups;
     std::vector<TrafficLaunch> found;
     for (int workers : {1, 2, 3}) {
-      for (int heads = 1; heads <= perGroup; heads *= 2) {
-        if (perGroup % heads == 0 && trafficFits(base_, {workers, heads})) found.push_back({workers, heads});
+      for (int heads = 1; heads < perGroup; heads *= 2) {
+        if (trafficFits(base_, {workers, heads})) found.push_back({workers, heads});
       }
       if (trafficFits(base_, {workers, perGroup})) found.push_back({workers, perGroup});
     }

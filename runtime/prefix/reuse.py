@@ -63,7 +63,7 @@ class PrefixReuse:
         """
         if choice.slot is None or choice.prefilled % self.config.block or not choice.request.own_state:
             return
-        if not 0 < choice.prefilled < len(choice.request.prompt_ids):
+        if not choice.in_prompt:
             return
         if choice.prefilled not in choice.cuts and not self.cache.has_room:
             return

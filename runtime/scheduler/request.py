@@ -114,6 +114,11 @@ class Choice:
         return self.slot
 
     @property
+    def in_prompt(self) -> bool:
+        """Whether some of its prompt's tokens are absorbed and others are not."""
+        return 0 < self.prefilled < len(self.request.prompt_ids)
+
+    @property
     def width(self) -> int:
         """Slots it stands for: all of its request's until the prompt is forked into the choices, then one."""
         prompt_done = self.prefilled == len(self.request.prompt_ids)

@@ -99,11 +99,6 @@ class Scheduler:
         return len(self._waiting) + len(self._preempted)
 
     @property
-    def head(self) -> Choice | None:
-        """The choice that is next in order, whether there is a slot or not."""
-        return self._first()
-
-    @property
     def may_hold_unfinished(self) -> bool:
         """Whether one more prompt may stand in its middle: those that will have a place before it have one already."""
         long = sum(
@@ -114,7 +109,7 @@ class Scheduler:
         return self._unfinished() + long < self.config.max_unfinished
 
     def _unfinished(self) -> int:
-        return sum(choice.state is RequestState.PREFILLING and choice.prefilled > 0 for choice in self._resident)
+        return sum(choice.in_prompt for choice in self._resident)
 
     def add(self, choice: Choice) -> None:
         """Queue a new choice."""
@@ -128,7 +123,7 @@ class Scheduler:
 
     def next_admission(self, free_slots: int) -> Choice | None:
         """The choice that takes the next slot, or None; it stays queued until `place`."""
-        first = self._first()
+        first = self.head
         return first if first is not None and self._missing(first, self._resident, free_slots) <= 0 else None
 
     def victims(self, free_slots: int) -> list[Choice]:
@@ -136,7 +131,7 @@ class Scheduler:
 
         The lowest priority goes first, and of equals the newest.
         """
-        first = self._first()
+        first = self.head
         if first is None:
             return []
         lower = [c for c in self._resident if c.request.priority < first.request.priority]
@@ -148,13 +143,12 @@ class Scheduler:
                 return gone
         return []
 
-    def _first(self) -> Choice | None:
-        """The next in order, of equals the preempted one; None also where that is one unfinished prompt too many."""
+    @property
+    def head(self) -> Choice | None:
+        """The next in order, of equals the preempted one; None where it would be one unfinished prompt too many."""
         queues = [queue for queue in (self._preempted, self._waiting) if queue]
         first = min((queue[0] for queue in queues), key=_rank, default=None)
-        if first is None or not 0 < first.prefilled < len(first.request.prompt_ids):
-            return first
-        return first if self.may_hold_unfinished else None
+        return None if first is not None and first.in_prompt and not self.may_hold_unfinished else first
 
     def _missing(self, choice: Choice, resident: list[Choice], free_slots: int) -> int:
         """Slots that a choice lacks beside `resident`; at most 0 when it may start."""

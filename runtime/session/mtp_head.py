@@ -154,15 +154,13 @@ class MtpHead:
             self._fill(drafting, ids, rows, start)
             return drafting.first()[: len(slots)]
         self._fill(drafting, ids[:, :1], rows, start + rows.num_tokens)
-        logits: list[Tensor] = []
-        order: list[int] = []
+        logits: dict[int, Tensor] = {}
         for part in passes(rows.num_tokens.tolist()):
             chosen = StepRows(rows.slot[part], rows.num_tokens[part])
             drafted = self._draft(ids[part, : max(int(chosen.num_tokens.max()), 1)], chosen, start[part])
             drafting.hidden[part] = drafted.hidden[: len(part)]
-            logits.append(drafted.logits[: len(part)])
-            order += part
-        return torch.cat(logits)[torch.tensor(order).argsort().to(self._store.device)]
+            logits.update(zip(part, drafted.logits[: len(part)], strict=True))
+        return torch.stack([logits[i] for i in range(len(slots))])
 
     def _draft(self, ids: Tensor, rows: StepRows, start: Tensor) -> Drafted:
         """First drafts of rows on the host, not recorded, with rows of padding behind them."""

@@ -79,6 +79,7 @@ def read(path: str | Path) -> Container:
         )
     arrays: dict[str, RawArray] = {}
     begin = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:begin])
     for name, dtype, shape in listed:
         if dtype not in _TYPES:
             raise _damaged(path, f"tensor {name} of type {dtype}")
@@ -89,8 +90,7 @@ def read(path: str | Path) -> Container:
         size = math.prod(shape) * itemsize
         arrays[name] = (kind, shape, content[begin : begin + size])
         begin += size
-    names = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])  # as written: empty ones share an offset
-    arrays = {name: arrays[name] for name in names if name in arrays}
+    arrays = {name: arrays[name] for name in header if name in arrays}  # as written: empty ones share an offset
     text = metadata.get("document", "")
     if metadata.get("checksum") != _checksum(text, arrays):
         raise _damaged(path, "another content than its checksum says")

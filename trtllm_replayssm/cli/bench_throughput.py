@@ -8,8 +8,13 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from trtllm_replayssm.checks import require_positive
-from trtllm_replayssm.cli.options import add_drafter_options, add_replay_options, replay_config, speculative_config
+from trtllm_replayssm.cli.options import (
+    add_drafter_options,
+    add_replay_options,
+    replay_config,
+    require_positive_flags,
+    speculative_config,
+)
 from trtllm_replayssm.errors import ConfigError
 from trtllm_replayssm.whole_file import growing_file
 
@@ -50,9 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
     from trtllm_replayssm.bench.throughput.run import ThroughputSetup, measure
     from trtllm_replayssm.runtime.session.device import usable_device
 
-    for flag in ("--num-requests", "--concurrency", "--max-batch-size"):
-        if (number := getattr(arguments, flag.removeprefix("--").replace("-", "_"))) is not None:
-            require_positive("bench throughput", flag, number)
+    require_positive_flags("bench throughput", arguments, "num_requests", "concurrency", "max_batch_size")
     noise = _NOISE[arguments.dtype] if arguments.noise is None else arguments.noise
     for flag, value in (("--warmup", arguments.warmup), ("--noise", noise)):
         if not value >= 0:

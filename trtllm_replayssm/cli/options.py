@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
+from trtllm_replayssm.checks import require_positive
 from trtllm_replayssm.config import ReplayConfig
 from trtllm_replayssm.dtypes import ActivationDtype, Rounding, StateFormat
 
@@ -13,6 +14,13 @@ if TYPE_CHECKING:
 
 ACTIVATIONS = [dtype.value for dtype in ActivationDtype]
 _FORMATS = [fmt.value for fmt in StateFormat]
+
+
+def require_positive_flags(command: str, arguments: argparse.Namespace, *names: str) -> None:
+    """Raise ConfigError, by its flag, for a number that was given and is below one."""
+    for name in names:
+        if getattr(arguments, name) is not None:
+            require_positive(command, f"--{name.replace('_', '-')}", getattr(arguments, name))
 
 
 def add_replay_options(parser: argparse.ArgumentParser) -> None:

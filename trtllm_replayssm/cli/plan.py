@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trtllm_replayssm.bundle_parts import bundle_parts
-from trtllm_replayssm.checks import require_positive
-from trtllm_replayssm.cli.options import ACTIVATIONS, add_replay_options, replay_config
+from trtllm_replayssm.cli.options import ACTIVATIONS, add_replay_options, replay_config, require_positive_flags
 from trtllm_replayssm.config import EVERY_BATCH, PoolConfig
 from trtllm_replayssm.dtypes import ActivationDtype
 from trtllm_replayssm.errors import ConfigError
@@ -63,9 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(
             "plan", "free_gpu_memory_fraction", expected="in (0, 1]", got=arguments.free_gpu_memory_fraction
         )
-    for name in ("max_num_tokens", "max_batch_size", "prefill_chunk"):
-        if getattr(arguments, name) is not None:
-            require_positive("plan", f"--{name.replace('_', '-')}", getattr(arguments, name))
+    require_positive_flags("plan", arguments, "max_num_tokens", "max_batch_size", "prefill_chunk")
     if arguments.gpu_memory is not None and not 0 < arguments.gpu_memory * GIB < math.inf:
         raise ConfigError("plan", "--gpu-memory", expected="a positive number of GiB", got=arguments.gpu_memory)
     parts = bundle_parts(Path(arguments.model))
@@ -101,9 +98,9 @@ def _refuse_given(arguments: argparse.Namespace) -> None:
 def _plan(arguments: argparse.Namespace) -> MemoryPlan:
     pool = PoolConfig(slots=1, max_seq_len=arguments.max_seq_len, activation=ActivationDtype(arguments.activation))
     geometry, weights = _model(arguments.model, pool.activation.itemsize)
-    tokens = arguments.max_num_tokens
-    if tokens is None:
-        tokens = step_tokens(arguments.max_batch_size or MAX_PLANNED_BATCH, arguments.draft_len)
+    tokens = arguments.max_num_tokens or step_tokens(
+        arguments.max_batch_size or MAX_PLANNED_BATCH, arguments.draft_len
+    )
     return plan_memory(
         geometry, replay_config(arguments, 1 + arguments.draft_len), pool, memory=_memory(arguments), weights=weights,
         conventional=arguments.state_cache == "conventional", prompt_tokens=tokens,
