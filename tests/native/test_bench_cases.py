@@ -16,7 +16,9 @@ from tests.native import harness
 from trtllm_replayssm.bench import gate, run
 from trtllm_replayssm.bench.cases import KernelCase, Operation, kernel_cases, suites
 from trtllm_replayssm.bench.gate import GateResult
+from trtllm_replayssm.bench.problem import LaunchMode
 from trtllm_replayssm.bench.schemes import Scheme, SchemeProblem, scheme_gate
+from trtllm_replayssm.bench.timing import Timing
 from trtllm_replayssm.cli import main
 from trtllm_replayssm.errors import UnsupportedError
 from trtllm_replayssm.ops import _abi
@@ -65,6 +67,42 @@ def test_a_plain_window_flushes_once_and_a_verification_as_its_tokens_are_kept()
     verify = replace(plain, tokens=8)
     assert verify.cycle(8) == [8, 16] or verify.cycle(8) == [16, 8]
     assert sorted(verify.cycle(1)) == list(range(1, 10))
+
+
+class HostProblem:
+    """What `_time` asks of a problem, on a host: its launches are counted by how many records rows have."""
+
+    launches = 4
+
+    def __init__(self, case: KernelCase, library: Any) -> None:
+        self.asked: list[Any] = library
+
+    def enqueue(self, h: Any, mode: Any) -> None:
+        self.asked.append(h)
+
+
+@pytest.mark.parametrize(("rows", "tokens", "staggered"), [(256, 1, [16]), (256, 4, [4, 13]), (8, 4, [4]), (1, 8, [])])
+def test_rows_are_also_timed_at_all_places_of_their_windows(
+    monkeypatch: pytest.MonkeyPatch, rows: int, tokens: int, staggered: list[int]
+) -> None:
+    """One launch for each way of accepting, where there are as many rows as places."""
+    asked: list[Any] = []
+
+    def on_host(timed: Any, rounds: int) -> list[Timing]:
+        for enqueue, _ in timed:
+            enqueue()
+        return [Timing(float(number), 0.0, 0.0) for number, _ in enumerate(timed)]
+
+    monkeypatch.setattr(run, "Problem", HostProblem)
+    monkeypatch.setattr(run, "time_cases", on_host)
+    plain = next(c for c in kernel_cases() if c.operation is Operation.UPDATE and c.tokens == 1 and c.window == 16)
+    case = replace(plain, rows=rows, tokens=tokens)
+    results = [r for r in run._time(case, asked, 4e12, 1) if r.mode is LaunchMode.SETTLED]  # type: ignore[arg-type]
+    for result in results:
+        cycle, fields = case.cycle(result.accepted), result.fields()
+        assert ("staggered_us" in fields) == (len(cycle) in staggered)
+        assert result.by_h.keys() == set(cycle) and (len(cycle) not in staggered or tuple(cycle) in asked)
+    assert {len(h) for h in asked if isinstance(h, tuple)} == set(staggered)
 
 
 def refused_and_timed(monkeypatch: pytest.MonkeyPatch, answer: GateResult | Exception) -> list[Any]:

@@ -86,7 +86,7 @@ def test_settled_updates_give_the_bits_of_plain_ones(
     made = problem(library, shape_name, rows, recurrence, read)
     pending = made.cursors.h
     pending.copy_(torch.arange(pending.numel(), device=pending.device) * 5 % (WINDOW + flushing))
-    made._pending[WINDOW].copy_(pending)  # what a launch of that depth reads
+    made._committed(WINDOW).copy_(pending)  # what a launch of that depth reads
     saved = {name: tensor.clone() for name, tensor in state_of(made).items()}
     first = made.inputs["value"].clone()
     results = []

@@ -21,6 +21,7 @@ from trtllm_replayssm.shapes import SsmKind
 COLD_BYTES = 400 << 20  # state that launches of a graph pass over before they return to the first slot
 _LEAST_LAUNCHES = 12  # of a graph, whose own start is part of the time
 _LEAST_ROTATIONS = 4  # launches that promise settled states may overlap two others: their slots must be others
+Committed = int | tuple[int, ...]  # records: of every slot, or of slots in turn
 _KINDS = {SsmKind.MAMBA2: _abi.Kind.MAMBA2, SsmKind.GDN: _abi.Kind.GDN}
 
 
@@ -79,7 +80,7 @@ class Problem:
         self.slots = [order + rotation * case.rows for rotation in range(rotations)]
         self.num_tokens = torch.full((case.rows,), case.tokens, dtype=torch.int32, device=self.device)
         self.out = torch.full_like(self.inputs["value"], float("nan"))
-        self._pending = {h: torch.full((total,), h, dtype=torch.int32, device=self.device) for h in self._depths()}
+        self._pending: dict[Committed, Tensor] = {}
         self._workspace = torch.zeros(0, dtype=torch.uint8, device=self.device)
         if self.state is not None:
             size = (
@@ -104,12 +105,12 @@ class Problem:
         """Launches of one graph: every slot at least once."""
         return len(self.slots) * (-(-_LEAST_LAUNCHES // len(self.slots)))
 
-    def enqueue(self, h: int, mode: LaunchMode) -> None:
-        """All launches of one graph, with h committed records in every slot."""
+    def enqueue(self, h: Committed, mode: LaunchMode) -> None:
+        """All launches of one graph, with h committed records."""
         for launch in range(self.launches):
             self.run(launch % len(self.slots), h, mode)
 
-    def run(self, rotation: int, h: int, mode: LaunchMode = LaunchMode.PLAIN) -> None:
+    def run(self, rotation: int, h: Committed, mode: LaunchMode = LaunchMode.PLAIN) -> None:
         """One launch over the slots of a rotation."""
         stream = current_stream(self.out)
         if self.state is None:
@@ -136,23 +137,26 @@ class Problem:
     def _shared(self, rotation: int) -> dict[str, Tensor | None]:
         return {**self.inputs, "slot": self.slots[rotation], "num_tokens": self.num_tokens, "out": self.out}
 
-    def _layer(self, rotation: int, h: int) -> dict[str, Tensor | None]:
+    def _layer(self, rotation: int, h: Committed) -> dict[str, Tensor | None]:
         assert self.state is not None
         tensors = {**self._shared(rotation), **registers(self.cursors), **state_tensors(self.state)}
-        return {**tensors, "h": self._pending[h]}
+        return {**tensors, "h": self._committed(h)}
 
-    def _update_args(self, rotation: int, h: int, flags: int) -> Any:
+    def _update_args(self, rotation: int, h: Committed, flags: int) -> Any:
         tensors = self._layer(rotation, h)
         launch = _abi.LaunchConstants(*([] if self.launch is None else self.launch.numbers))
         numbers = {"kind": self.kind, "window": self.case.window, "flags": flags}
         return torch_ops.fill(_abi.UpdateArgs, tensors, launch=launch, **numbers)
 
-    def _prefill_args(self, rotation: int, h: int) -> Any:
+    def _prefill_args(self, rotation: int, h: Committed) -> Any:
         tensors = self._layer(rotation, h)
         return torch_ops.fill(_abi.PrefillArgs, tensors, kind=self.kind, window=self.case.window)
 
-    def _depths(self) -> range:
-        return range(self.case.window + 1)
+    def _committed(self, h: Committed) -> Tensor:
+        if h not in self._pending:  # before a graph is captured: each of its launches runs once outside
+            turns = torch.tensor(h if isinstance(h, tuple) else (h,), dtype=torch.int32, device=self.device)
+            self._pending[h] = turns[torch.arange(self.cursors.h.numel(), device=self.device) % turns.numel()]
+        return self._pending[h]
 
     def _uniform(self, *size: int, low: float, high: float = 1.0) -> Tensor:
         values = torch.empty(size, device=self.device)

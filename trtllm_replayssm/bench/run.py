@@ -11,7 +11,7 @@ import torch
 
 from trtllm_replayssm.bench.cases import KernelCase, Operation
 from trtllm_replayssm.bench.gate import GateResult, run_gate
-from trtllm_replayssm.bench.problem import LaunchMode, Problem
+from trtllm_replayssm.bench.problem import Committed, LaunchMode, Problem
 from trtllm_replayssm.bench.timing import Timing, time_cases
 from trtllm_replayssm.errors import UnsupportedError
 from trtllm_replayssm.ops import _abi
@@ -23,6 +23,7 @@ PROGRAMMATIC_ROWS = 8  # up to this batch the launch is a large part: one withou
 class Result:
     """Mean microseconds of a launch over a steady window in which every step keeps `accepted` tokens.
 
+    staggered: of launches whose rows stand at all places of that window, as in serving; None: fewer rows than places.
     floor_us: the same bytes at the measured copy bandwidth. conventional_us: our conventional standard step (T = 1) at
     this batch in the same run, and snapshots_us the conventional verification of as many tokens; None: not timed.
     """
@@ -32,6 +33,7 @@ class Result:
     mode: LaunchMode
     timing: Timing
     by_h: dict[int, float]
+    staggered: Timing | None = None
     floor_us: float
     bytes: float
     conventional_us: float | None = None
@@ -51,6 +53,8 @@ class Result:
             "floor_us": round(self.floor_us, 2), "percent_of_copy_bandwidth": share, "percent_of_floor": share,
             "by_h": {str(h): round(us, 2) for h, us in self.by_h.items()},
         }  # fmt: skip
+        if self.staggered is not None:
+            found["staggered_us"] = round(self.staggered.median, 3)
         for name, other in (("conventional", self.conventional_us), ("snapshots", self.snapshots_us)):
             if other is not None:
                 found[f"{name}_us"] = round(other, 3)
@@ -114,7 +118,9 @@ def _gate(case: KernelCase, library: _abi.Library) -> tuple[str | None, GateResu
 def _time(case: KernelCase, library: _abi.Library, bandwidth: float, rounds: int) -> Iterator[Result]:
     problem = Problem(case, library)
     runs = dict.fromkeys((case.tokens, 1) if case.operation is Operation.UPDATE else (case.tokens,))
-    depths = sorted({h for accepted in runs for h in case.cycle(accepted)})
+    cycles = {accepted: case.cycle(accepted) for accepted in runs}
+    depths: list[Committed] = [*sorted({h for cycle in cycles.values() for h in cycle})]
+    depths += [tuple(cycle) for cycle in cycles.values() if 1 < len(cycle) <= case.rows]
     for mode in LaunchMode:
         if mode is not LaunchMode.PLAIN and case.operation is Operation.PREFILL:
             continue
@@ -126,7 +132,9 @@ def _time(case: KernelCase, library: _abi.Library, bandwidth: float, rounds: int
             yield _result(case, accepted, mode, times, bandwidth)
 
 
-def _result(case: KernelCase, accepted: int, mode: LaunchMode, times: dict[int, Timing], bandwidth: float) -> Result:
+def _result(
+    case: KernelCase, accepted: int, mode: LaunchMode, times: dict[Committed, Timing], bandwidth: float
+) -> Result:
     cycle = case.cycle(accepted)
 
     def mean(values: list[float]) -> float:
@@ -136,5 +144,6 @@ def _result(case: KernelCase, accepted: int, mode: LaunchMode, times: dict[int, 
     timing = Timing(*(mean([getattr(times[h], part) for h in cycle]) for part in ("median", "low", "high")))
     return Result(
         case=case, accepted=accepted, mode=mode, timing=timing,
-        by_h={h: times[h].median for h in sorted(set(cycle))}, floor_us=moved / bandwidth * 1e6, bytes=moved,
+        by_h={h: times[h].median for h in sorted(set(cycle))}, staggered=times.get(tuple(cycle)),
+        floor_us=moved / bandwidth * 1e6, bytes=moved,
     )  # fmt: skip

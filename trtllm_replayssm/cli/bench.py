@@ -135,6 +135,8 @@ def _line(row: dict[str, Any]) -> str:
     ratio = "".join(
         f"  {row[f'over_{other}']:.3f} of {other}" for other in ("conventional", "snapshots") if f"over_{other}" in row
     )
+    if "staggered_us" in row:
+        ratio += f", staggered {row['staggered_us']:.2f} us"
     low, high = row["us_quartiles"]
     kept = f" a={row['accepted']}" if row["T"] > 1 else ""
     launch = " settled" if row["settled"] else " programmatic" if row["programmatic"] else ""
