@@ -67,10 +67,14 @@ struct ResidentUpdate {
   __device__ int partHeads() const { return *word(kPartHeads); }
   __device__ int partsOfRow() const { return FlushCut{1, partHeads()}.partsOfRow(p.groups, p.headsPerGroup); }
 
-  // Parts of a group are about as large as each other.
+  // Parts of a group are about as large as each other. Smaller ones pay where a flush takes ten times a read and more:
+  // else other CTAs read meanwhile.
   __device__ void cutRows() const {
-    const int runs = partsOf(p.headsPerGroup, layout.partHeads), most = partsOf(p.headsPerGroup, runs);
-    *word(kPartHeads) = cutFlushes(*word(kFlushingRows), p.groups, p.headsPerGroup, {1, most}, static_cast<int>(gridDim.x)).heads;
+    constexpr bool kSmaller = Traits::kRead == StateFormat::kE2m1 && Traits::kRecurrence != StateFormat::kFloat32;
+    const int runs = partsOf(p.headsPerGroup, layout.partHeads);
+    FlushCut cut{1, partsOf(p.headsPerGroup, runs)};
+    if (kSmaller) cut = cutFlushes(*word(kFlushingRows), p.groups, p.headsPerGroup, cut, static_cast<int>(gridDim.x));
+    *word(kPartHeads) = cut.heads;
   }
 
   // Parts of rows that flush: the CTA's own number, then, as multiprocessors differ by a tenth, whatever it draws from a
