@@ -128,6 +128,22 @@ def test_few_groups_with_many_rounds_keep_pieces_that_divide_their_runs(program:
     assert dealt_once(numbers, 27, 320, 10, 191) and numbers[1:3] == [2, 1] and numbers[-1] == 1
 
 
+@pytest.mark.parametrize(
+    ("rows", "heads", "groups", "workers", "run", "drawn"),
+    [
+        (128, 32, 16, 132, 0, 5), (256, 32, 16, 132, 0, 8), (512, 32, 16, 132, 0, 10),  # runs of two heads
+        (64, 64, 16, 132, 0, 2), (128, 64, 16, 132, 0, 4), (256, 64, 16, 132, 0, 5),  # of four
+        (128, 96, 8, 264, 4, 3), (256, 96, 8, 264, 0, 2), (64, 128, 8, 264, 4, 1),  # the last one: few groups
+    ],
+)  # fmt: skip
+def test_rounds_that_are_drawn(
+    program: Path, rows: int, heads: int, groups: int, workers: int, run: int, drawn: int
+) -> None:
+    """A sixth, or sixteen heads where that is more, of which no more than a third."""
+    rounds, run_heads, *_ = deal(program, rows, heads, groups, workers, 2, 0, 0, 0, run)
+    assert rows * heads // run_heads // workers - rounds == drawn
+
+
 def test_few_heads_are_one_run_each(program: Path) -> None:
     """Eight rows of 128 heads in groups of 16 on 264 workers: four heads each, nothing to draw."""
     assert deal(program, 8, 128, 8, 264, 2) == [0, 4, 4, 0, 256, 256, 1]

@@ -3,13 +3,13 @@
 #pragma once
 
 #include "flush.cuh"
+#include "flush_cut.h"
 #include "resident_rows.cuh"
 #include "stream_gdn.cuh"
 
 namespace replayssm {
 
-// Flushes: parts of the rows that flush, a run of groups each, all of a CTA's warps together. Of these the CTA takes that of its
-// own number, then, as multiprocessors differ by a tenth, whatever it draws from a counter. Nothing is kept in registers
+// Flushes: parts of the rows that flush, all of a CTA's warps together. Of these the CTA takes that of its own number, then, as multiprocessors differ by a tenth, whatever it draws from a counter. Nothing is kept in registers
 // over one.
 template <class Traits>
 struct GdnFlushes {
@@ -21,7 +21,9 @@ struct GdnFlushes {
   // Words of the CTA's.
   __device__ volatile int* number() const { return reinterpret_cast<volatile int*>(shared + reads.flushOffset); }
   __device__ int* rows() const { return reinterpret_cast<int*>(shared + reads.flushOffset) + 1; }
-  __device__ int partsOfRow() const { return p.groups / layout.partGroups * reads.runs; }
+  __device__ volatile int* cutWord() const { return number() + 2; }
+  __device__ FlushCut cut() const { return {*cutWord() >> 8, *cutWord() & 255}; }
+  __device__ int partsOfRow() const { return cut().partsOfRow(p.groups, p.headsPerGroup); }
   __device__ int parts() const { return *static_cast<volatile int*>(rows()) * partsOfRow(); }
 
   // Number `place` of the row's parts.
@@ -34,10 +36,12 @@ struct GdnFlushes {
       barrierInitFence();
     }
     __syncwarp();
-    const int set = place / reads.runs, run = (place - set * reads.runs) * reads.heads, group = set * layout.partGroups;
-    const int heads = layout.partGroups > 1 ? layout.partHeads : min(reads.heads, p.headsPerGroup - run);
+    const FlushCut cut = this->cut();
+    const int runs = cut.partsOfRow(p.groups, p.headsPerGroup) * cut.groups / p.groups, set = place / runs;
+    const int group = set * cut.groups, run = (place - set * runs) * cut.heads;
+    const int heads = min(cut.heads, cut.groups * p.headsPerGroup - run);
     const Part<Traits> own{p, layout, shared, warp, lane, row.id, row.info.slot, 1, row.info.origin, row.info.pending,
-                           group, group * p.headsPerGroup + run, heads, layout.partGroups, shared};
+                           group, group * p.headsPerGroup + run, heads, cut.groups, shared};
     const HeadFlush<Traits> flush{own, full};
     loadGroups(own);
     own.loadHeads(thread);
@@ -63,7 +67,12 @@ struct GdnFlushes {
   __device__ __forceinline__ void run() const {
     waitForPredecessor();
     HeadFlush<Traits>::init(layout, shared);
-    if (threadOf() == 0) *number() = static_cast<int>(blockIdx.x);
+    if (threadOf() == 0) {
+      const FlushCut cut = cutFlushes(*rows(), p.groups, p.headsPerGroup, {layout.partGroups, layout.partHeads},
+                                      static_cast<int>(gridDim.x));
+      *number() = static_cast<int>(blockIdx.x);
+      *cutWord() = cut.groups << 8 | cut.heads;
+    }
 #pragma unroll 1
     for (;;) {
       __syncthreads();
@@ -181,7 +190,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksWanted)
   }
   asyncProxyFence();
   __syncthreads();  // every warp is done with what it read
-  if (flushes.parts() > 0) flushes.run();
+  if (*flushes.rows() > 0) flushes.run();
 }
 
 }  // namespace replayssm

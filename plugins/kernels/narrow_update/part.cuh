@@ -71,7 +71,7 @@ struct Part {
   __device__ void save() const {
     uint4* at = reinterpret_cast<uint4*>(shared + kSavedPart);
     const auto word = [](int x) { return static_cast<uint32_t>(x); };
-    at[0] = make_uint4(word(row), word(slot), word(tokens), word(origin));
+    at[0] = make_uint4(word(row), word(slot), word(Traits::kOneToken ? groups : tokens), word(origin));
     at[1] = make_uint4(word(pending), word(group), word(firstHead), word(heads));
   }
   // A word of this warp's, likewise.
@@ -127,7 +127,7 @@ struct Part {
     const int inner = index < 0 ? 0 : groupOf(index);
     return Part{p,      layout,           shared,            static_cast<int>(thread / 32),
                 static_cast<int>(thread % 32), low.x, low.y, Traits::kOneToken ? 1 : low.z, low.w, high.x,
-                high.y + inner, high.z, high.w, groups, shared + inner * layout.groupBytes};
+                high.y + inner, high.z, high.w, Traits::kPlainGdn ? low.z : 1, shared + inner * layout.groupBytes};
   }
 
   __device__ bool flushes() const { return pending + tokens > p.window; }

@@ -3,12 +3,15 @@
 #pragma once
 
 #include "flush.cuh"
+#include "flush_cut.h"
 #include "resident_reads.cuh"
+#include "sizes.cuh"
 
 namespace replayssm {
 
 constexpr int kPartNumber = 176;    // words of shared memory
 constexpr int kFlushingRows = 180;
+constexpr int kPartHeads = 184;
 
 template <class Traits>
 struct ResidentUpdate {
@@ -35,11 +38,10 @@ struct ResidentUpdate {
 
   // Part `number` of a row's, of `all` parts. Its first thread asks meanwhile which part is the CTA's next one.
   __device__ void flushPart(const PlacedRow& row, int number, int all) const {
-    const int runs = (p.headsPerGroup + layout.partHeads - 1) / layout.partHeads;
-    const int group = number / runs, first = (number - group * runs) * layout.partHeads;
+    const int runs = partsOfRow() / p.groups, group = number / runs, first = (number - group * runs) * partHeads();
     const RowInfo& info = row.info;
     const Part<Traits> part{p, layout, shared, warp, lane, row.id, info.slot, 1, info.origin, info.pending, group,
-                            group * p.headsPerGroup + first, min(layout.partHeads, p.headsPerGroup - first), 1, shared};
+                            group * p.headsPerGroup + first, min(partHeads(), p.headsPerGroup - first), 1, shared};
     const HeadFlush<Traits> flush{part, barriers()};
     part.loadKeys(threadIdx.x);
     part.loadHeads(threadIdx.x);
@@ -62,14 +64,27 @@ struct ResidentUpdate {
   }
 
   __device__ volatile int* word(int at) const { return reinterpret_cast<volatile int*>(shared + at); }
-  __device__ int partsOfRow() const {
-    return p.groups * ((p.headsPerGroup + layout.partHeads - 1) / layout.partHeads);
+  __device__ int partHeads() const { return *word(kPartHeads); }
+  __device__ int partsOfRow() const { return FlushCut{1, partHeads()}.partsOfRow(p.groups, p.headsPerGroup); }
+
+  // Parts of a group are about as large as each other. Smaller ones pay where a flush takes ten times a read and more:
+  // else other CTAs read meanwhile.
+  __device__ void cutRows() const {
+    constexpr bool kSmaller = Traits::kRead == StateFormat::kE2m1 && Traits::kRecurrence != StateFormat::kFloat32;
+    const int runs = partsOf(p.headsPerGroup, layout.partHeads);
+    FlushCut cut{1, partsOf(p.headsPerGroup, runs)};
+    if (kSmaller) cut = cutFlushes(*word(kFlushingRows), p.groups, p.headsPerGroup, cut, static_cast<int>(gridDim.x));
+    *word(kPartHeads) = cut.heads;
   }
 
   // Parts of rows that flush: the CTA's own number, then, as multiprocessors differ by a tenth, whatever it draws from a
   // counter. Nothing is kept in registers over one.
   __device__ void flushRows() const {
-    if (threadIdx.x == 0) *word(kPartNumber) = static_cast<int>(blockIdx.x);
+    __syncthreads();  // all flushing rows are counted
+    if (threadIdx.x == 0) {
+      *word(kPartNumber) = static_cast<int>(blockIdx.x);
+      cutRows();
+    }
 #pragma unroll 1
     while (true) {
       __syncthreads();
@@ -114,7 +129,7 @@ struct ResidentUpdate {
       if (own > 0) atomicAdd(reinterpret_cast<int*>(shared + kFlushingRows), own);
       flushRows();
       const int rows = *word(kFlushingRows);
-      range.lookUp(lane, rows, rows * partsOfRow(), layout.partHeads);  // anew: it is not kept in registers meanwhile
+      range.lookUp(lane, rows, rows * partsOfRow(), partHeads());  // anew: it is not kept in registers meanwhile
     }
     ResidentReads<Traits>{{p, layout, shared, warp, lane, range}}.run();
   }

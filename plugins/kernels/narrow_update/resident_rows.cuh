@@ -77,7 +77,8 @@ __device__ __forceinline__ PlacedRow flushingRow(const UpdateParams& p, int lane
 // flushes a part more than others reads less.
 template <class Traits>
 struct HeadRange {
-  static constexpr int kFlushCost = 6;  // of a head, in heads that are read
+  // Of a head, in heads that are read.
+  static constexpr int kFlushCost = Traits::kRead == StateFormat::kE2m1 ? 12 : 6;
 
   const UpdateParams& p;
   int begin, end;

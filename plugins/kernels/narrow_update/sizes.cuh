@@ -12,7 +12,7 @@ constexpr int kFewestParts = 4;        // parts a multiprocessor before heads sh
 // CTAs of `bytes` dynamic shared memory on a multiprocessor.
 constexpr int residentBlocks(int bytes) { return kSharedBytes / (bytes + kReservedBytes); }
 
-constexpr int partsOf(int heads, int partHeads) { return (heads + partHeads - 1) / partHeads; }
+RSSM_PORTABLE constexpr int partsOf(int heads, int partHeads) { return (heads + partHeads - 1) / partHeads; }
 
 // Heads of a part of one group: as many as they may be while every multiprocessor gets several parts; 0: not those
 // wished.

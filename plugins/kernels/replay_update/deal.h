@@ -17,9 +17,17 @@ inline int wholeShare(const UpdateParams& p, int workers, int pieceHeads) {
   return pieceHeads;
 }
 
+// How many of `rounds` rounds are left to whoever is ready: multiprocessors differ by a tenth, and in serving some have a
+// group or two more than others that flush, each of which takes as long as two. So a sixth, and up to a third where that
+// is less than sixteen heads a worker; of few groups, whose last pieces are single heads, one.
+inline int drawnRounds(int rounds, int roundHeads, bool few) {
+  const int sixth = rounds >= 20 ? rounds / 6 : 1, sixteen = (16 + roundHeads - 1) / roundHeads;
+  const int third = rounds / 3 < sixteen ? rounds / 3 : sixteen;
+  return few || sixth > third ? sixth : third;
+}
+
 // Runs of `usualRun` heads (0: whole groups) in turn while there are two groups and more for each worker, else runs of
-// four, or, if that is not 0, of `fewRun` and pieces of one head; of any of them all but one round, or a sixth of many,
-// since multiprocessors differ by a tenth, so that the rest can go to whoever is ready, in pieces, the last of them
+// four, or, if that is not 0, of `fewRun` and pieces of one head. The rounds left over go in pieces, the last of them
 // single heads. Pieces have `usualPiece` heads, where there are many rounds `manyPiece` if that is not 0. What is
 // wished replaces the sizes of runs and pieces and the number of rounds left over; runs of another size than usual have
 // pieces that divide them.
@@ -44,7 +52,7 @@ inline WorkDeal dealWork(const UpdateParams& p, int workers, int usualPiece, con
   if (many && manyPiece > 0 && wish.pieceHeads == 0 && !fine) pieceHeads = manyPiece;
   if (wish.runHeads > 0 && wish.pieceHeads == 0 && wish.runHeads % pieceHeads != 0) pieceHeads = 1;
   deal.pieceHeads = pieceHeads;
-  deal.rounds = rounds - (wish.drawnRounds > 0 ? wish.drawnRounds : many ? rounds / 6 : 1);
+  deal.rounds = rounds - (wish.drawnRounds > 0 ? wish.drawnRounds : drawnRounds(rounds, deal.roundHeads, few));
   if (deal.rounds < 0) deal.rounds = 0;
   deal.base = deal.rounds * workers * deal.roundHeads;
   const int rest = items - deal.base;
