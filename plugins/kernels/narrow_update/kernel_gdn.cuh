@@ -9,8 +9,8 @@
 
 namespace replayssm {
 
-// Flushes: parts of the rows that flush, all of a CTA's warps together. Of these the CTA takes that of its own number, then, as multiprocessors differ by a tenth, whatever it draws from a counter. Nothing is kept in registers
-// over one.
+// Flushes: parts of the rows that flush, all of a CTA's warps together. Of these the CTA takes that of its own number, then, as
+// multiprocessors differ by a tenth, whatever it draws from a counter. Nothing is kept in registers over one.
 template <class Traits>
 struct GdnFlushes {
   const UpdateParams& p;
