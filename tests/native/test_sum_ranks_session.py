@@ -1,15 +1,17 @@
 """A rank's session on one device whose peer echoes it: sums inside the kernel, recorded and not, give the bits of sums
-made before the residual's. Doubling is exact, so both round once.
+made before the residual's. Doubling is exact, so both round once. Rows have 256 channels: those of more are norms whose
+squares the two kernels add up in another order (the last bit of a norm, which logits show).
 """
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.native import harness
-from tests.paths import EXAMPLES
+from tests.native.test_experts_session import CONFIGS, checkpoint
 
 pytestmark = [
     pytest.mark.gpu, pytest.mark.skipif(harness.unavailable() is not None, reason=str(harness.unavailable())),
@@ -63,14 +65,15 @@ class OwnEcho:
 
 
 @pytest.mark.parametrize("graphs", [True, False], ids=["recorded", "plain"])
-@pytest.mark.parametrize("name", ["qwen3_5-tiny-nvfp4", "nemotron-tiny-nvfp4"])
-def test_sums_inside_the_kernel_give_the_bits_of_sums_before_it(name: str, *, graphs: bool) -> None:
-    checkpoint = Checkpoint.open(EXAMPLES / name)
+@pytest.mark.parametrize("name", CONFIGS)
+def test_sums_inside_the_kernel_give_the_bits_of_sums_before_it(tmp_path: Path, name: str, *, graphs: bool) -> None:
+    opened = Checkpoint.open(checkpoint(tmp_path / name, name))
+    assert opened.geometry.hidden == 256
     pool = PoolConfig(slots=SLOTS, max_seq_len=128, activation=ActivationDtype.BFLOAT16)
     results, ranks = [], [OwnEcho(sums=sums) for sums in (False, True)]
     for own in ranks:
         session = TorchSession.from_checkpoint(
-            checkpoint, ReplayConfig(window=8), pool, device="cuda", cuda_graphs=EVERY_BATCH if graphs else None,
+            opened, ReplayConfig(window=8), pool, device="cuda", cuda_graphs=EVERY_BATCH if graphs else None,
             ranks=own,
         )  # fmt: skip
         session.warm_up()
@@ -84,4 +87,4 @@ def test_sums_inside_the_kernel_give_the_bits_of_sums_before_it(name: str, *, gr
         results.append(logits)
         session.check_integrity()
     assert all(torch.equal(a, b) and bool(a.isfinite().all()) for a, b in zip(*results, strict=True))
-    assert ranks[0].launches == 0 and ranks[1].launches > 2 * len(checkpoint.geometry.layers)
+    assert ranks[0].launches == 0 and ranks[1].launches > 2 * len(opened.geometry.layers)
