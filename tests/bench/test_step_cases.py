@@ -18,6 +18,7 @@ from trtllm_replayssm.errors import ConfigError
 from trtllm_replayssm.spec.cursors import flushes
 from trtllm_replayssm.weights.matrix import MatrixFormat
 from trtllm_replayssm.weights.presets import preset_geometry, preset_names, slice_geometry
+from trtllm_replayssm.weights.sizes import StepParameter
 
 PLAIN, DRAFTED = ReplayConfig(window=16), ReplayConfig(window=16, max_step_tokens=4)
 
@@ -152,7 +153,9 @@ def test_ratios_compare_what_belongs_together() -> None:
     assert all("nan" not in line(r) for r in [*rows, *ratios(rows)])
 
 
-def test_the_bound_takes_the_longer_of_products_and_weights() -> None:
+def test_the_bound_takes_the_longer_of_products_and_weights_for_each_matrix() -> None:
+    """Weights of 60 and 40 bytes at 10 bytes a second, and 50 other bytes; the second is multiplied with 10 times."""
     floor = StepFloor(weights=100.0, states=40.0, windows=5.0, kv=4.0, logits=1.0)
-    assert floor.bound(10.0, 10.0, 1e9) == pytest.approx(15.0)  # bytes alone
-    assert floor.bound(10.0, 10.0, 1.0) == pytest.approx(25.0)  # 20 operations a second apart, and 50 bytes
+    parameters = [StepParameter(60.0, 0.0), StepParameter(40.0, 10.0)]
+    assert floor.bound(parameters, 10.0, 1e9) == pytest.approx(15.0)  # bytes alone
+    assert floor.bound(parameters, 10.0, 2.0) == pytest.approx(6.0 + 10.0 + 5.0)  # 20 operations of the second

@@ -10,7 +10,7 @@ from trtllm_replayssm.weights.inspect import count_parameters
 from trtllm_replayssm.weights.matrix import MatrixFormat
 from trtllm_replayssm.weights.precision_maps import published_format
 from trtllm_replayssm.weights.presets import preset_geometry, preset_names, slice_geometry
-from trtllm_replayssm.weights.sizes import model_bytes, step_weight_bytes, stored_bytes, token_products
+from trtllm_replayssm.weights.sizes import model_bytes, step_parameters, step_weight_bytes, stored_bytes
 
 SUPER = "nemotron-3-super-120b-a12b-nvfp4"
 
@@ -64,11 +64,28 @@ def test_one_token_reads_its_chosen_experts_only() -> None:
     assert many - one == pytest.approx(stack * (1 - 22 / 512) + table * (10_000 - 1) / geometry.vocab, rel=1e-6)
 
 
+def products(preset: str, tokens: int) -> float:
+    parameters = step_parameters(preset_geometry(preset), formats(preset), 2, tokens)
+    return sum(parameter.multiplications for parameter in parameters)
+
+
 def test_products_of_a_token() -> None:
     """A dense model multiplies with each matrix once; of the large one's experts 22 of 512 count."""
     nano = preset_geometry("nemotron-3-nano-4b")
     dense = [s for s in model_of(nano).parameters(nano) if s.role in (ParamRole.LINEAR, ParamRole.EMBEDDING)]
     embedding = nano.vocab * nano.hidden
-    assert token_products(nano) == count_parameters(dense) - embedding
-    active = token_products(preset_geometry(SUPER))
-    assert 11e9 < active < 13.5e9  # the model's name: 12 billion active parameters
+    assert products("nemotron-3-nano-4b", 1) == count_parameters(dense) - embedding
+    assert 11e9 < products(SUPER, 1) < 13.5e9  # the model's name: 12 billion active parameters
+    assert products(SUPER, 300) == 300 * products(SUPER, 1)
+
+
+def test_experts_are_read_as_a_whole_by_many_tokens_that_multiply_with_a_few() -> None:
+    """Of Super at 256 tokens, at 4.2 TB/s and 780 TFLOP/s: experts are bound by bytes, other matrices by products."""
+    geometry = slice_geometry(preset_geometry(SUPER), None, mtp=False)
+    specs = [s for s in model_of(geometry).parameters(geometry) if not s.name.startswith("mtp.")]
+    for spec, found in zip(specs, step_parameters(geometry, formats(SUPER), 2, 256), strict=True):
+        reading, multiplying = found.read / 4.2e12, 2 * found.multiplications / 780e12
+        if spec.role is ParamRole.EXPERTS:
+            assert reading > 2 * multiplying > 0
+        elif spec.role is ParamRole.LINEAR:
+            assert multiplying > reading

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from trtllm_replayssm.dtypes import FP4_BLOCK
 from trtllm_replayssm.models import model_of
@@ -46,38 +47,53 @@ def checkpoint_bytes(checkpoint: Checkpoint, activation: int) -> int:
     return model_bytes(checkpoint.geometry, lambda name: checkpoint.storage(name)[0].format, activation)
 
 
+@dataclass(frozen=True, slots=True)
+class StepParameter:
+    """What a pass takes of one parameter: bytes that it reads, each once, and multiplications with them."""
+
+    read: float
+    multiplications: float
+
+
+def step_parameters(
+    geometry: ModelGeometry, format_of: FormatOf, activation: int, tokens: int
+) -> list[StepParameter]:
+    """Of each parameter in a pass of `tokens` tokens; the drafting head's are left out.
+
+    Of an embedding table only the tokens' rows are read, unless it is the output head as well; of experts those that
+    tokens choose, if every choice is equally likely: E (1 - (1 - k / E)^tokens) of E, of which each token multiplies
+    with k.
+    """
+    return [
+        StepParameter(
+            parameter_bytes(spec, format_of, activation) * _read_share(spec, geometry, tokens),
+            float(tokens * _token_products(spec, geometry)),
+        )
+        for spec in model_of(geometry).parameters(geometry)
+        if not spec.name.startswith("mtp.")
+    ]  # fmt: skip
+
+
 def step_weight_bytes(geometry: ModelGeometry, format_of: FormatOf, activation: int, tokens: int) -> float:
-    """Bytes of parameters that one pass of `tokens` tokens must read, each once; the drafting head's are left out.
-
-    Of an embedding table only the tokens' rows, unless it is the output head as well; of experts those that tokens
-    choose, if every choice is equally likely: E (1 - (1 - k / E)^tokens) of E.
-    """
-    total = 0.0
-    for spec in model_of(geometry).parameters(geometry):
-        size = parameter_bytes(spec, format_of, activation)
-        if spec.name.startswith("mtp."):
-            continue
-        if spec.role is ParamRole.EXPERTS:
-            assert geometry.moe is not None
-            total += size * (1.0 - (1.0 - geometry.moe.top_k / geometry.moe.experts) ** tokens)
-        elif "embed" in spec.name and not geometry.tie_embeddings:
-            total += min(tokens / spec.shape[0], 1.0) * size
-        else:
-            total += size
-    return total
+    """Bytes of parameters that one pass of `tokens` tokens must read (`step_parameters`)."""
+    return sum(parameter.read for parameter in step_parameters(geometry, format_of, activation, tokens))
 
 
-def token_products(geometry: ModelGeometry) -> int:
-    """Multiplications that one token takes with matrices: every linear layer, the output head and top_k experts; the
-    drafting head's are left out.
-    """
-    total = 0
-    for spec in model_of(geometry).parameters(geometry):
-        if spec.name.startswith("mtp.") or spec.role in (ParamRole.VECTOR, ParamRole.CONV):
-            continue
-        if spec.role is ParamRole.EXPERTS:
-            assert geometry.moe is not None
-            total += geometry.moe.top_k * math.prod(spec.shape[1:])
-        elif "embed" not in spec.name or geometry.tie_embeddings:
-            total += math.prod(spec.shape)
-    return total
+def _looked_up(spec: ParamSpec, geometry: ModelGeometry) -> bool:
+    return "embed" in spec.name and not geometry.tie_embeddings
+
+
+def _read_share(spec: ParamSpec, geometry: ModelGeometry, tokens: int) -> float:
+    if spec.role is ParamRole.EXPERTS:
+        assert geometry.moe is not None
+        return float(1.0 - (1.0 - geometry.moe.top_k / geometry.moe.experts) ** tokens)
+    return min(tokens / spec.shape[0], 1.0) if _looked_up(spec, geometry) else 1.0
+
+
+def _token_products(spec: ParamSpec, geometry: ModelGeometry) -> int:
+    """Multiplications of one token: with every linear layer, the output head and top_k experts."""
+    if spec.role is ParamRole.EXPERTS:
+        assert geometry.moe is not None
+        return geometry.moe.top_k * math.prod(spec.shape[1:])
+    alone = spec.role in (ParamRole.VECTOR, ParamRole.CONV) or _looked_up(spec, geometry)
+    return 0 if alone else math.prod(spec.shape)

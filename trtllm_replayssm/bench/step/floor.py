@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
 from trtllm_replayssm.bench.step.cases import StepCase
@@ -9,7 +10,7 @@ from trtllm_replayssm.config import PoolConfig
 from trtllm_replayssm.dtypes import ActivationDtype
 from trtllm_replayssm.shapes import ModelGeometry
 from trtllm_replayssm.spec import traffic
-from trtllm_replayssm.weights.sizes import FormatOf, step_weight_bytes
+from trtllm_replayssm.weights.sizes import FormatOf, StepParameter, step_weight_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,12 +32,13 @@ class StepFloor:
         """All of it."""
         return float(sum(asdict(self).values()))
 
-    def bound(self, products: float, bandwidth: float, rate: float) -> float:
-        """Seconds that a step takes at least when its matrix products run at `rate` operations a second: the longer of
-        these and of reading their weights, and all other bytes at the bandwidth. products: multiplications of the step.
+    def bound(self, parameters: Iterable[StepParameter], bandwidth: float, rate: float) -> float:
+        """Seconds that a step takes at least when its matrix products run at `rate` operations a second: of each
+        parameter the longer of reading and of multiplying, as one product follows another, and all other bytes at the
+        bandwidth.
         """
-        weights = max(self.weights / bandwidth, 2.0 * products / rate)
-        return weights + (self.total - self.weights) / bandwidth
+        products = sum(max(p.read / bandwidth, 2.0 * p.multiplications / rate) for p in parameters)
+        return products + (self.total - self.weights) / bandwidth
 
     def fields(self) -> dict[str, int]:
         """Whole bytes by kind."""

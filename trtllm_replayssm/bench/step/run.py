@@ -18,7 +18,7 @@ from trtllm_replayssm.bench.step.loop import StepLoop, fill_caches
 from trtllm_replayssm.bench.step.measure import StepTime, time_steps
 from trtllm_replayssm.bench.step.model import StepModel
 from trtllm_replayssm.runtime.session.torch_session import TorchSession
-from trtllm_replayssm.weights.sizes import token_products
+from trtllm_replayssm.weights.sizes import step_parameters
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,11 +100,12 @@ def _measure(
     time = time_steps(loop.run, block=schedule.block, rounds=schedule.rounds)
     parts, kernels = profile_steps(loop.run, schedule.block) if profile else ({}, [])
     loop.end()
-    itemsize, products = model.activation.itemsize, case.rows * case.tokens * token_products(model.geometry)
+    itemsize = model.activation.itemsize
+    parameters = step_parameters(model.geometry, model.format_of, itemsize, case.rows * case.tokens)
     floor = step_floor(model.geometry, model.format_of, case, itemsize)
     return StepResult(
         model=model, case=case, time=time, floor=floor, floor_us=floor.total / ceilings.bandwidth * 1e6,
-        bound_us=floor.bound(products, ceilings.bandwidth, ceilings.products) * 1e6,
+        bound_us=floor.bound(parameters, ceilings.bandwidth, ceilings.products) * 1e6,
         state_bytes=slot_state_bytes(model.geometry, case, model.activation), breakdown=parts, kernels=kernels,
         planned_bytes=step_plan(model, case, schedule).need(slots),
         peak_bytes=torch.cuda.max_memory_allocated() if model.device.type == "cuda" else 0,
