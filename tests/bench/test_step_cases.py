@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.contract.rooms import ROOT
 from trtllm_replayssm.bench.step.breakdown import OTHER, PARTS, add_up, alone, part_of
 from trtllm_replayssm.bench.step.cases import Schedule, StepCase, acceptance_table, spread_records
 from trtllm_replayssm.bench.step.floor import StepFloor, slot_state_bytes, step_floor
@@ -159,3 +161,16 @@ def test_the_bound_takes_the_longer_of_products_and_weights_for_each_matrix() ->
     parameters = [StepParameter(60.0, 0.0), StepParameter(40.0, 10.0)]
     assert floor.bound(parameters, 10.0, 1e9) == pytest.approx(15.0)  # bytes alone
     assert floor.bound(parameters, 10.0, 2.0) == pytest.approx(6.0 + 10.0 + 5.0)  # 20 operations of the second
+
+
+@pytest.mark.parametrize(
+    "room", ["replay_update", "weighed_update", "plain_update", "narrow_update", "decay_skip", "conventional"]
+)
+def test_every_kernel_of_a_recurrence_counts_as_one(room: str) -> None:
+    """What `__global__` functions of these folders are called, with the launch bounds between."""
+    names: list[str] = []
+    for path in sorted((ROOT / "plugins" / "kernels" / room).glob("*.cu*")):
+        names += re.findall(r"__global__[^;{]*?\b(\w+Kernel)\(", path.read_text(encoding="utf-8"))
+    recovered = [name for name in names if name.startswith("recovery")]  # baselines of bench kernel, in no step
+    wrong = {name: part_of(f"void replayssm::{name}<4>") for name in names if part_of(name) != "SSM"}
+    assert names and set(wrong) == set(recovered), wrong

@@ -15,7 +15,7 @@ struct FlushCut {
 };
 
 // The largest parts where each CTA has two and more of them: a part's start costs about a head's time. In serving one row in
-// sixteen flushes; parts are then halved as long as CTAs, which take them in turn, are done earlier by it.
+// sixteen flushes: of the largest parts, their halves and so on, those that CTAs, which take them in turn, are done with first.
 RSSM_PORTABLE FlushCut cutFlushes(int rows, int rowGroups, int headsPerGroup, FlushCut most, int ctas) {
   FlushCut best = most, cut = most;
   if (rows * most.partsOfRow(rowGroups, headsPerGroup) >= 2 * ctas) return most;

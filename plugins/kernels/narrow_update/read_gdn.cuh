@@ -20,7 +20,7 @@ struct GdnReads {
   int32_t sets, runs;  // parts of a row; of a group's heads
   int32_t groups, heads;
   int32_t warpBits, splitBits;
-  int32_t flushOffset;  // of two words of a CTA that flushes
+  int32_t flushOffset;  // of three words of a CTA that flushes
   int32_t rowStep, setStep;  // from a CTA's part to its next one
 
   // A part: number `set` of a row.

@@ -19,7 +19,7 @@ inline int wholeShare(const UpdateParams& p, int workers, int pieceHeads) {
 
 // How many of `rounds` rounds are left to whoever is ready: multiprocessors differ by a tenth, and in serving some have a
 // group or two more than others that flush, each of which takes as long as two. So a sixth, and up to a third where that
-// is less than sixteen heads a worker; of few groups, whose last pieces are single heads, one.
+// is less than sixteen heads a worker; of few groups, whose last pieces are single heads, the sixth.
 inline int drawnRounds(int rounds, int roundHeads, bool few) {
   const int sixth = rounds >= 20 ? rounds / 6 : 1, sixteen = (16 + roundHeads - 1) / roundHeads;
   const int third = rounds / 3 < sixteen ? rounds / 3 : sixteen;

@@ -13,7 +13,7 @@ Interval = tuple[str, float, float]
 OTHER = "other"
 # First match wins. Names of our own kernels (plugins/kernels), of torch's flash attention, and of cuBLAS and CUTLASS.
 _PARTS = (
-    ("SSM", re.compile(r"UpdateKernel|conventionalKernel|skipping\w*Kernel")),
+    ("SSM", re.compile(r"UpdateKernel|narrowGdnKernel|conventionalKernel|skipping\w*Kernel")),
     ("convolution", re.compile(r"ssmInputsKernel")),
     ("experts", re.compile(r"\b(grouped|deep|plan|reduce|route)Kernel")),
     ("attention", re.compile(r"\b((wideA|a)ttention\w*|merge)Kernel|flash|fmha")),
