@@ -24,8 +24,9 @@ class Result:
     """Mean microseconds of a launch over a steady window in which every step keeps `accepted` tokens.
 
     staggered: of launches whose rows stand at all places of that window, as in serving; None: fewer rows than places,
-    or one place. floor_us: the same bytes at the measured copy bandwidth. conventional_us: our conventional standard step (T = 1) at
-    this batch in the same run, and snapshots_us the conventional verification of as many tokens; None: not timed.
+    or one place. floor_us: the same bytes at the measured copy bandwidth. conventional_us: our conventional standard
+    step (T = 1) at this batch in the same run, and snapshots_us the conventional verification of as many tokens; None:
+    not timed.
     """
 
     case: KernelCase
