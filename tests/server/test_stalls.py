@@ -2,7 +2,7 @@
 
 The longest stall is the longest time between two beats of the loop, counted only as far as this process used a
 processor in it: another process that takes the machine does not make a request look bad. A body is read in one call of
-`json`, which holds every thread: on a machine where that alone takes long, twice its time is allowed.
+`json`, which holds every thread: where that alone takes long just then, twice its time is allowed.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import json
 import socket
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -104,12 +105,32 @@ SHAPES: dict[str, tuple[str, Callable[[], str]]] = {
 
 
 @cache
-def allowed() -> float:
-    """Seconds that a stall may last on this machine."""
-    largest = filled("[", "5", "]")
+def largest_list() -> str:
+    return filled("[", "5", "]")
+
+
+def reading_seconds() -> float:
+    """Processor time of `json` for the longest list, as busy as this machine is now."""
     begin = time.process_time()
-    json.loads(largest)
-    return max(STALL_SECONDS, 2 * (time.process_time() - begin))
+    json.loads(largest_list())
+    return time.process_time() - begin
+
+
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """The longest one of something, and how long it might have been; both in seconds."""
+
+    seconds: float
+    allowed: float
+
+    @classmethod
+    def just_seen(cls, seconds: float) -> Stall:
+        """Right after it, since a processor that is shared is slow for a while, and no longer."""
+        return cls(seconds, STALL_SECONDS if seconds < STALL_SECONDS else max(STALL_SECONDS, 2 * reading_seconds()))
+
+    @property
+    def passes(self) -> bool:
+        return self.seconds < self.allowed
 
 
 class Heart:
@@ -141,25 +162,26 @@ def machine(max_seq_len: int) -> Bench:
     return bench(tokenizer=byte_tokenizer(), vocab=256, max_seq_len=max_seq_len)
 
 
-def measured(server: Service, path: str, data: bytes) -> tuple[httpx.Response, float]:
+def measured(server: Service, path: str, data: bytes) -> tuple[httpx.Response, Stall]:
     """The answer, and the longest stall of the loop until it came."""
 
-    async def talk() -> tuple[httpx.Response, float]:
+    async def talk() -> tuple[httpx.Response, Stall]:
         async with client_of(server) as client:
             await client.post("/tokenize", json={"messages": [{"role": "user", "content": "a"}]})  # all is loaded
             async with Heart() as heart:
                 response = await client.post(path, content=data, headers={"Content-Type": "application/json"})
-            return response, heart.longest
+            return response, Stall.just_seen(heart.longest)
 
     gc.collect()
     gc.freeze()  # as `serve` does
     try:
-        answers = [asyncio.run(talk())]
-        while answers[-1][1] >= allowed() and len(answers) < 3:  # what the request does to the loop, it does each time
-            answers.append(asyncio.run(talk()))
+        for _ in range(3):  # what the request does to the loop, it does each time
+            response, stall = asyncio.run(talk())
+            if stall.passes:
+                break
     finally:
         gc.unfreeze()
-    return min(answers, key=lambda answer: answer[1])
+    return response, stall
 
 
 # Shapes whose bounds grow with max_seq_len are sent to a server of long sequences as well.
@@ -180,7 +202,7 @@ def test_no_body_holds_the_event_loop(shape: str, max_seq_len: int) -> None:
         if response.status_code == 400:
             error: dict[str, Any] = json.loads(response.text)["error"]
             assert len(error["message"]) < 700 and error["type"] == "invalid_request_error"
-        assert stall < allowed(), f"{stall:.2f} s, then {response.text[:300]}"
+        assert stall.passes, f"{stall}, then {response.text[:300]}"
         assert server.gate.inside == 0
 
 
@@ -195,7 +217,7 @@ def test_a_body_in_chunks_of_one_byte_does_not_hold_the_event_loop() -> None:
 
     with serving(machine(4096)) as server:
 
-        async def talk() -> float:
+        async def talk() -> Stall:
             runner = uvicorn.Server(uvicorn_config(server))
             running = asyncio.ensure_future(runner.serve())
             while not runner.started:
@@ -204,10 +226,10 @@ def test_a_body_in_chunks_of_one_byte_does_not_hold_the_event_loop() -> None:
                 await asyncio.to_thread(send, server.settings.port)
             runner.should_exit = True
             await running
-            return heart.longest
+            return Stall.just_seen(heart.longest)
 
         stall = asyncio.run(talk())
-    assert answers[0].startswith(b"HTTP/1.1 400") and stall < allowed(), f"{stall:.2f} s"
+    assert answers[0].startswith(b"HTTP/1.1 400") and stall.passes, stall
 
 
 def test_a_template_that_does_not_end_holds_neither_the_loop_nor_other_work() -> None:
@@ -216,7 +238,7 @@ def test_a_template_that_does_not_end_holds_neither_the_loop_nor_other_work() ->
     with LLM.from_engine(machine(4096).engine) as llm:
         server = service(llm, ChatTemplate(endless, seconds=1.0))
 
-        async def talk() -> float:
+        async def talk() -> Stall:
             async with client_of(server) as client, Heart() as heart:
                 chats = [asyncio.ensure_future(client.post(CHAT, json=body)) for _ in range(2)]
                 await asyncio.sleep(0.1)
@@ -224,9 +246,10 @@ def test_a_template_that_does_not_end_holds_neither_the_loop_nor_other_work() ->
                 assert other.status_code == 200 and not any(chat.done() for chat in chats)
                 for chat in chats:
                     assert "within 1 s" in (await chat).json()["error"]["message"]
-                return heart.longest
+            return Stall.just_seen(heart.longest)
 
-        assert asyncio.run(talk()) < allowed()
+        stall = asyncio.run(talk())
+        assert stall.passes, stall
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -239,7 +262,7 @@ def test_no_answer_holds_the_event_loop(path: str, stream: bool) -> None:
     with serving(machine) as server:
         response, stall = measured(server, path, json.dumps({**body, "stream": stream}).encode())
         assert response.status_code == 200 and len(response.content) > 1_000_000
-        assert stall < allowed(), f"{stall:.2f} s"
+        assert stall.passes, stall
 
 
 def test_scoring_and_echoing_long_prompts_does_not_hold_the_event_loop() -> None:
@@ -248,4 +271,4 @@ def test_scoring_and_echoing_long_prompts_does_not_hold_the_event_loop() -> None
     with serving(machine(1024)) as server:
         response, stall = measured(server, COMPLETIONS, json.dumps(body).encode())
         assert response.status_code == 200 and len(response.json()["choices"]) == 32
-        assert stall < allowed(), f"{stall:.2f} s"
+        assert stall.passes, stall
