@@ -13,6 +13,7 @@ import pytest
 
 from tests.contract.rooms import ROOT
 from tests.native import harness
+from tests.native.host_program import built
 from trtllm_replayssm.bench import gate, run
 from trtllm_replayssm.bench.cases import KernelCase, Operation, kernel_cases, suites
 from trtllm_replayssm.bench.gate import GateResult
@@ -41,10 +42,7 @@ int main() {
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
 def test_both_benchmarks_have_the_same_cases_windows_and_bytes(tmp_path: Path) -> None:
-    source, binary = tmp_path / "list.cpp", tmp_path / "list"
-    source.write_text(PROGRAM)
-    folders = [f"-I{ROOT / 'plugins'}", f"-I{ROOT / 'plugins' / 'include'}", f"-I{ROOT / 'trtllm_replayssm' / 'bench'}"]
-    subprocess.run(["g++", "-std=c++17", "-Wall", "-Werror", *folders, str(source), "-o", str(binary)], check=True)
+    binary = built(tmp_path, PROGRAM, [ROOT / "plugins" / "include", ROOT / "trtllm_replayssm" / "bench"])
     printed = subprocess.run([str(binary)], check=True, capture_output=True, text=True).stdout.splitlines()
     theirs = [json.loads(line) for line in printed]
     ours: list[dict[str, Any]] = []

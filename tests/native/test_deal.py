@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract.rooms import ROOT
+from tests.native.host_program import built
 
 PROGRAM = r"""
 #include <cstdio>
@@ -41,13 +41,7 @@ SHAPES = [(96, 8, 264, 2), (128, 8, 264, 2), (32, 16, 132, 2), (64, 16, 132, 2),
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if shutil.which("g++") is None:
         pytest.skip("no g++")
-    folder = tmp_path_factory.mktemp("deal")
-    source, binary = folder / "deal.cpp", folder / "deal"
-    source.write_text(PROGRAM)
-    subprocess.run(
-        ["g++", "-std=c++17", "-Wall", "-Werror", f"-I{ROOT / 'plugins'}", str(source), "-o", str(binary)], check=True
-    )
-    return binary
+    return built(tmp_path_factory.mktemp("deal"), PROGRAM)
 
 
 def dealt_once(numbers: list[int], rows: int, heads: int, groups: int, workers: int) -> bool:

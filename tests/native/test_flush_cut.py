@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract.rooms import ROOT
+from tests.native.host_program import built
 
 PROGRAM = r"""
 #include <cstdio>
@@ -30,13 +30,7 @@ UNEVEN = (5, 7, 1, 5, 40)
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if shutil.which("g++") is None:
         pytest.skip("no g++")
-    folder = tmp_path_factory.mktemp("flush_cut")
-    source, binary = folder / "flush_cut.cpp", folder / "flush_cut"
-    source.write_text(PROGRAM)
-    subprocess.run(
-        ["g++", "-std=c++17", "-Wall", "-Werror", f"-I{ROOT / 'plugins'}", str(source), "-o", str(binary)], check=True
-    )
-    return binary
+    return built(tmp_path_factory.mktemp("flush_cut"), PROGRAM)
 
 
 def cut(program: Path, rows: int, shape: tuple[int, ...]) -> list[int]:

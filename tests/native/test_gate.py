@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.contract.rooms import ROOT
+from tests.native.host_program import built
 from trtllm_replayssm.bench.cases import KernelCase, Operation, kernel_cases
 from trtllm_replayssm.bench.gate import GateResult, check_launch
 from trtllm_replayssm.bench.problem import LaunchMode, Problem
@@ -85,11 +85,7 @@ int main() {
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
 def test_the_program_s_gate_has_the_same_bounds(tmp_path: Path) -> None:
-    source, binary = tmp_path / "bounds.cpp", tmp_path / "bounds"
-    source.write_text(PROGRAM)
-    subprocess.run(
-        ["g++", "-std=c++17", "-Wall", "-Werror", f"-I{ROOT / 'plugins'}", str(source), "-o", str(binary)], check=True
-    )
+    binary = built(tmp_path, PROGRAM)
     rng = np.random.default_rng(3)
     exact = np.concatenate([[0.0, 1.0, 1.0 - 2.0**-30, -2.0], rng.standard_normal(60) * 10.0 ** rng.uniform(-9, 5, 60)])
     rest = 10.0 ** rng.uniform([-3, -8, -9], [3, -3, -2], (64, 3))

@@ -119,9 +119,9 @@ def _gate(case: KernelCase, library: _abi.Library) -> tuple[str | None, GateResu
 def _time(case: KernelCase, library: _abi.Library, bandwidth: float, rounds: int) -> Iterator[Result]:
     problem = Problem(case, library)
     runs = dict.fromkeys((case.tokens, 1) if case.operation is Operation.UPDATE else (case.tokens,))
-    cycles = {accepted: case.cycle(accepted) for accepted in runs}
-    depths: list[Committed] = [*sorted({h for cycle in cycles.values() for h in cycle})]
-    depths += [tuple(cycle) for cycle in cycles.values() if 1 < len(cycle) <= case.rows]
+    cycles = [case.cycle(accepted) for accepted in runs]
+    depths: list[Committed] = [*sorted({h for cycle in cycles for h in cycle})]
+    depths += [tuple(cycle) for cycle in cycles if 1 < len(cycle) <= case.rows]
     for mode in LaunchMode:
         if mode is not LaunchMode.PLAIN and case.operation is Operation.PREFILL:
             continue

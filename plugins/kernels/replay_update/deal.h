@@ -17,11 +17,13 @@ inline int wholeShare(const UpdateParams& p, int workers, int pieceHeads) {
   return pieceHeads;
 }
 
+constexpr int kManyRounds = 20;
+
 // How many of `rounds` rounds are left to whoever is ready: multiprocessors differ by a tenth, and in serving some have a
 // group or two more than others that flush, each of which takes as long as two. So a sixth, and up to a third where that
 // is less than sixteen heads a worker; of few groups, whose last pieces are single heads, the sixth.
 inline int drawnRounds(int rounds, int roundHeads, bool few) {
-  const int sixth = rounds >= 20 ? rounds / 6 : 1, sixteen = (16 + roundHeads - 1) / roundHeads;
+  const int sixth = rounds >= kManyRounds ? rounds / 6 : 1, sixteen = (16 + roundHeads - 1) / roundHeads;
   const int third = rounds / 3 < sixteen ? rounds / 3 : sixteen;
   return few || sixth > third ? sixth : third;
 }
@@ -48,7 +50,7 @@ inline WorkDeal dealWork(const UpdateParams& p, int workers, int usualPiece, con
   }
   if (wish.runHeads > 0) deal.roundHeads = wish.runHeads;
   const int rounds = items / deal.roundHeads / workers;
-  const bool many = rounds >= 20;
+  const bool many = rounds >= kManyRounds;
   if (many && manyPiece > 0 && wish.pieceHeads == 0 && !fine) pieceHeads = manyPiece;
   if (wish.runHeads > 0 && wish.pieceHeads == 0 && wish.runHeads % pieceHeads != 0) pieceHeads = 1;
   deal.pieceHeads = pieceHeads;
