@@ -62,7 +62,7 @@ def test_steps_that_end_in_the_middle(file: Path, monkeypatch: pytest.MonkeyPatc
     assert main(command) == 1
     assert file.read_text() == BEFORE
     partial = file.with_name(file.name + ".partial")
-    assert [json.loads(line)["what"] for line in partial.read_text().splitlines()] == ["step"]
+    assert [json.loads(line)["what"] for line in partial.read_text().splitlines()] == ["products", "step"]
     monkeypatch.setattr(run, "run_cases", whole)
     assert main(command) == 0
     assert names(file) == {file.name} and len(file.read_text().splitlines()) > 1

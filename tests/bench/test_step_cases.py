@@ -17,6 +17,7 @@ from trtllm_replayssm.bench.step.report import line, ratios
 from trtllm_replayssm.config import ReplayConfig
 from trtllm_replayssm.dtypes import ActivationDtype
 from trtllm_replayssm.errors import ConfigError
+from trtllm_replayssm.params import ParamRole, ParamSpec
 from trtllm_replayssm.spec.cursors import flushes
 from trtllm_replayssm.weights.matrix import MatrixFormat
 from trtllm_replayssm.weights.presets import preset_geometry, preset_names, slice_geometry
@@ -133,7 +134,7 @@ def row(cache: str, rows: int, tokens: int, us: float, role: str = "equal", stat
     return {
         "what": "step", "model": "m", "layers": "all", "cache": cache, "role": role, "B": rows, "T": tokens, "L": 16,
         "accepted": accepted, "context": 512, "us": us, "us_quartiles": [us, us], "floor_us": us / 2,
-        "bound_us": us * 0.75, "percent_of_bound": 75.0,
+        "bound_us": us * 0.75, "percent_of_bound": 75.0, "shape_bound_us": us * 0.9, "percent_of_shape_bound": 90.0,
         "tokens_per_s": rows * accepted / us * 1e6, "state_bytes_per_slot": state, "percent_of_floor": 50.0,
         "breakdown_us": {"SSM": us},
     }  # fmt: skip
@@ -158,7 +159,8 @@ def test_ratios_compare_what_belongs_together() -> None:
 def test_the_bound_takes_the_longer_of_products_and_weights_for_each_matrix() -> None:
     """Weights of 60 and 40 bytes at 10 bytes a second, and 50 other bytes; the second is multiplied with 10 times."""
     floor = StepFloor(weights=100.0, states=40.0, windows=5.0, kv=4.0, logits=1.0)
-    parameters = [StepParameter(60.0, 0.0), StepParameter(40.0, 10.0)]
+    spec = ParamSpec(name="any", shape=(1,), role=ParamRole.VECTOR)
+    parameters = [StepParameter(spec, 60.0, 0.0), StepParameter(spec, 40.0, 10.0)]
     assert floor.bound(parameters, 10.0, 1e9) == pytest.approx(15.0)  # bytes alone
     assert floor.bound(parameters, 10.0, 2.0) == pytest.approx(6.0 + 10.0 + 5.0)  # 20 operations of the second
 

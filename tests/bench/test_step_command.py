@@ -9,9 +9,18 @@ import pytest
 
 from tests.session.sessions import CHECKPOINTS
 from trtllm_replayssm.bench.step.plot import draw_steps, read_rows
+from trtllm_replayssm.bench.step.report import Row
 from trtllm_replayssm.cli import main
 
 SMALL = str(CHECKPOINTS / "qwen-moe")
+
+
+def shape_bound(row: Row, products: Row) -> float:
+    """Of a step, from what its file says: its products' times, and all other bytes at the rate of its floor."""
+    own = [p for p in products["products"] if p["tokens"] == row["B"] * row["T"]]
+    moved = sum(row["floor_bytes"].values())
+    others = moved - sum(p["count"] * p["bytes"] for p in own)
+    return sum(p["count"] * p["bound_us"] for p in own) + others / moved * row["floor_us"]
 
 
 def test_both_caches_are_measured_and_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -31,10 +40,15 @@ def test_both_caches_are_measured_and_compared(tmp_path: Path, capsys: pytest.Ca
     for row in steps:  # rounded to tenths, times to hundredths
         rate = row["B"] * row["accepted"] / row["us"] * 1e6
         assert row["tokens_per_s"] == pytest.approx(rate, rel=1e-5, abs=0.051)
+    for row in steps:
+        assert row["shape_bound_us"] == pytest.approx(shape_bound(row, rows[0]), rel=1e-3)  # of rounded numbers
+        assert row["percent_of_shape_bound"] == pytest.approx(100 * row["shape_bound_us"] / row["us"], abs=0.051)
+    assert all(row["shape_bound_ratio"] > 0 for row in rows if "bound_ratio" in row)
     names = {row["row"] for row in rows if row["what"] == "ratio"}
     assert names == {"plain", "speculative", "speculative replay over plain conventional",
                      "slot bytes, conventional over replay"}
     printed = capsys.readouterr().out
+    assert "products of 6 tokens alone" in printed and "% at its shapes" in printed
     assert "of the byte floor" in printed
     assert main(["bench", "plot", str(lines)]) == 0
     again = capsys.readouterr().out

@@ -95,8 +95,9 @@ def _measure(arguments: argparse.Namespace, lines: IO[str] | None) -> list[dict[
     from trtllm_replayssm.bench.machine import describe
     from trtllm_replayssm.bench.step.cases import Schedule
     from trtllm_replayssm.bench.step.model import step_model
+    from trtllm_replayssm.bench.step.products import Ceilings
     from trtllm_replayssm.bench.step.report import line, ratios
-    from trtllm_replayssm.bench.step.run import Ceilings, run_cases
+    from trtllm_replayssm.bench.step.run import product_fields, run_cases, with_shapes
     from trtllm_replayssm.bench.timing import copy_bandwidth, product_rate
     from trtllm_replayssm.runtime.session.device import usable_device
 
@@ -121,9 +122,10 @@ def _measure(arguments: argparse.Namespace, lines: IO[str] | None) -> list[dict[
             lines.flush()
 
     print(", ".join(f"{name} {value}" for name, value in {**machine, **measured}.items()))
-    for result in run_cases(
-        model, _cases(arguments, model, schedule), schedule, ceilings, profiled=lambda case: case.rows in profiled
-    ):
+    cases = _cases(arguments, model, schedule)
+    ceilings = with_shapes(model, cases, ceilings)
+    write(product_fields(model, cases, ceilings))
+    for result in run_cases(model, cases, schedule, ceilings, profiled=lambda case: case.rows in profiled):
         write(result.fields())
     for fields in list(ratios(rows)):
         write(fields)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from trtllm_replayssm.dtypes import FP4_BLOCK
 from trtllm_replayssm.models import model_of
 from trtllm_replayssm.params import ParamRole, ParamSpec
-from trtllm_replayssm.shapes import ModelGeometry
+from trtllm_replayssm.shapes import ModelGeometry, MoeShape
 from trtllm_replayssm.weights.checkpoint import Checkpoint
 from trtllm_replayssm.weights.matrix import MatrixFormat
 
@@ -51,6 +51,7 @@ def checkpoint_bytes(checkpoint: Checkpoint, activation: int) -> int:
 class StepParameter:
     """What a pass takes of one parameter: bytes that it reads, each once, and multiplications with them."""
 
+    spec: ParamSpec
     read: float
     multiplications: float
 
@@ -61,11 +62,11 @@ def step_parameters(
     """Of each parameter in a pass of `tokens` tokens; the drafting head's are left out.
 
     Of an embedding table only the tokens' rows are read, unless it is the output head as well; of experts those that
-    tokens choose, if every choice is equally likely: E (1 - (1 - k / E)^tokens) of E, of which each token multiplies
-    with k.
+    tokens choose (`chosen_share`), of which each token multiplies with k.
     """
     return [
         StepParameter(
+            spec,
             parameter_bytes(spec, format_of, activation) * _read_share(spec, geometry, tokens),
             float(tokens * _token_products(spec, geometry)),
         )
@@ -79,6 +80,11 @@ def step_weight_bytes(geometry: ModelGeometry, format_of: FormatOf, activation: 
     return sum(parameter.read for parameter in step_parameters(geometry, format_of, activation, tokens))
 
 
+def chosen_share(moe: MoeShape, tokens: int) -> float:
+    """Share of the experts that `tokens` tokens choose if every choice is equally likely."""
+    return float(1.0 - (1.0 - moe.top_k / moe.experts) ** tokens)
+
+
 def _looked_up(spec: ParamSpec, geometry: ModelGeometry) -> bool:
     return "embed" in spec.name and not geometry.tie_embeddings
 
@@ -86,7 +92,7 @@ def _looked_up(spec: ParamSpec, geometry: ModelGeometry) -> bool:
 def _read_share(spec: ParamSpec, geometry: ModelGeometry, tokens: int) -> float:
     if spec.role is ParamRole.EXPERTS:
         assert geometry.moe is not None
-        return float(1.0 - (1.0 - geometry.moe.top_k / geometry.moe.experts) ** tokens)
+        return chosen_share(geometry.moe, tokens)
     return min(tokens / spec.shape[0], 1.0) if _looked_up(spec, geometry) else 1.0
 
 

@@ -60,8 +60,13 @@ def step_floor(geometry: ModelGeometry, format_of: FormatOf, case: StepCase, ite
         states=rows * layers * state,
         windows=rows * layers * taps * shape.conv_channels * itemsize,
         kv=rows * attention_layers * 2 * geometry.attention.kv_size * (case.context + case.tokens) * itemsize,
-        logits=rows * case.tokens * geometry.vocab * 4,
+        logits=logits_bytes(geometry, rows * case.tokens),
     )  # fmt: skip
+
+
+def logits_bytes(geometry: ModelGeometry, tokens: int) -> int:
+    """Float32 logits of `tokens` tokens."""
+    return tokens * geometry.vocab * 4
 
 
 def slot_state_bytes(geometry: ModelGeometry, case: StepCase, activation: ActivationDtype) -> int:

@@ -1,4 +1,4 @@
-"""Times of a step loop: blocks of steps between two events, medians and quartiles over the blocks."""
+"""Times of a step loop, blocks of steps between two events, and of short bursts of work with pauses between them."""
 
 from __future__ import annotations
 
@@ -57,6 +57,23 @@ class _Clock:
     def microseconds(self) -> list[float]:
         pairs = zip(self._times, self._times[1:], strict=False)
         return [1e6 * (second - first) for first, second in pairs]
+
+
+def time_bursts(run: Callable[[], object], device: torch.device, *, bursts: int, rest: float) -> float:
+    """Microseconds of `run`, the median of so many, with pauses of `rest` times its length between them.
+
+    Each is preceded by an untimed one, which wakes the device and hides that the host starts the timed one.
+    """
+    found = []
+    for _ in range(bursts):
+        watch: _Stopwatch = _Events() if device.type == "cuda" else _Clock()
+        run()
+        watch.mark()
+        run()
+        watch.mark()
+        found += watch.microseconds()
+        time.sleep(rest * 1e-6 * found[-1])
+    return statistics.median(found)
 
 
 def time_steps(run: Callable[[], torch.Tensor], *, block: int, rounds: int) -> StepTime:

@@ -19,7 +19,7 @@ def read_rows(path: Path) -> list[Row]:
     """The JSON lines of a result file. Raises ConfigError for another kind of file; OSError."""
     try:
         rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
-        if all(row["what"] in ("step", "ratio") for row in rows):
+        if all(row["what"] in ("products", "step", "ratio") for row in rows):
             return rows
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise ConfigError("bench plot", str(path), expected="lines of bench step", got=repr(error)) from error

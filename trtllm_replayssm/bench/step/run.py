@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import gc
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
@@ -17,21 +18,17 @@ from trtllm_replayssm.bench.step.largest import step_plan
 from trtllm_replayssm.bench.step.loop import StepLoop, fill_caches
 from trtllm_replayssm.bench.step.measure import StepTime, time_steps
 from trtllm_replayssm.bench.step.model import StepModel
+from trtllm_replayssm.bench.step.product_times import time_products
+from trtllm_replayssm.bench.step.products import Ceilings, StepProduct, shape_bound, step_products
 from trtllm_replayssm.runtime.session.torch_session import TorchSession
-from trtllm_replayssm.weights.sizes import step_parameters
-
-
-@dataclass(frozen=True, slots=True)
-class Ceilings:
-    """What the device reaches: bytes a second of a large copy, operations a second of a large bfloat16 product."""
-
-    bandwidth: float
-    products: float
+from trtllm_replayssm.weights.sizes import StepParameter, step_parameters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """A measured case. breakdown, kernels: microseconds a step, empty where no profile was asked for.
+    """A measured case. bound_us: with every product at the rate of a large one (`StepFloor.bound`); shape_bound_us:
+    with each at what its shape reaches (`shape_bound`). breakdown, kernels: microseconds a step, empty where no profile
+    was asked for.
 
     planned_bytes: memory of the pool that it ran in, with the weights, by the planner; peak_bytes: as it was.
     """
@@ -42,6 +39,7 @@ class StepResult:
     floor: StepFloor
     floor_us: float
     bound_us: float
+    shape_bound_us: float
     state_bytes: int
     breakdown: dict[str, float]
     kernels: list[tuple[str, float]]
@@ -60,12 +58,31 @@ class StepResult:
             "us_quartiles": [round(self.time.low, 2), round(self.time.high, 2)],
             "tokens_per_s": round(case.rows * case.accepted / us * 1e6, 1), "floor_us": round(self.floor_us, 2),
             "percent_of_floor": round(100 * self.floor_us / us, 1), "bound_us": round(self.bound_us, 2),
-            "percent_of_bound": round(100 * self.bound_us / us, 1), "floor_bytes": self.floor.fields(),
-            "state_bytes_per_slot": self.state_bytes,
+            "percent_of_bound": round(100 * self.bound_us / us, 1), "shape_bound_us": round(self.shape_bound_us, 2),
+            "percent_of_shape_bound": round(100 * self.shape_bound_us / us, 1),
+            "floor_bytes": self.floor.fields(), "state_bytes_per_slot": self.state_bytes,
             "planned_bytes": self.planned_bytes, "peak_bytes": self.peak_bytes,
             "breakdown_us": {part: round(t, 2) for part, t in self.breakdown.items()},
             "kernels_us": {name[:120]: round(t, 2) for name, t in self.kernels[:16]},
         }  # fmt: skip
+
+
+def with_shapes(model: StepModel, cases: Sequence[StepCase], ceilings: Ceilings) -> Ceilings:
+    """`ceilings` with the times of all products of the cases' steps: measured once for both caches, and before there is
+    a pool, for memory.
+    """
+    products = (product for tokens in _tokens(cases) for product in _products(model, tokens))
+    shapes = time_products((product.shape for product in products), ceilings, model.device)
+    return replace(ceilings, shapes=shapes)
+
+
+def product_fields(model: StepModel, cases: Sequence[StepCase], ceilings: Ceilings) -> dict[str, Any]:
+    """The products of the cases' steps as a JSON object; of each how many a step of so many tokens, all rows', has."""
+    found = [
+        {"tokens": tokens, "count": count, **product.fields(ceilings)}
+        for tokens in _tokens(cases) for product, count in _products(model, tokens).items()
+    ]  # fmt: skip
+    return {"what": "products", "model": model.geometry.name, "layers": model.layers, "products": found}
 
 
 def run_cases(
@@ -100,13 +117,25 @@ def _measure(
     time = time_steps(loop.run, block=schedule.block, rounds=schedule.rounds)
     parts, kernels = profile_steps(loop.run, schedule.block) if profile else ({}, [])
     loop.end()
-    itemsize = model.activation.itemsize
-    parameters = step_parameters(model.geometry, model.format_of, itemsize, case.rows * case.tokens)
+    itemsize, parameters = model.activation.itemsize, _parameters(model, case.rows * case.tokens)
     floor = step_floor(model.geometry, model.format_of, case, itemsize)
     return StepResult(
         model=model, case=case, time=time, floor=floor, floor_us=floor.total / ceilings.bandwidth * 1e6,
         bound_us=floor.bound(parameters, ceilings.bandwidth, ceilings.products) * 1e6,
+        shape_bound_us=shape_bound(floor, _products(model, case.rows * case.tokens), ceilings) * 1e6,
         state_bytes=slot_state_bytes(model.geometry, case, model.activation), breakdown=parts, kernels=kernels,
         planned_bytes=step_plan(model, case, schedule).need(slots),
         peak_bytes=torch.cuda.max_memory_allocated() if model.device.type == "cuda" else 0,
     )  # fmt: skip
+
+
+def _tokens(cases: Sequence[StepCase]) -> list[int]:
+    return sorted({case.rows * case.tokens for case in cases})
+
+
+def _parameters(model: StepModel, tokens: int) -> list[StepParameter]:
+    return step_parameters(model.geometry, model.format_of, model.activation.itemsize, tokens)
+
+
+def _products(model: StepModel, tokens: int) -> Counter[StepProduct]:
+    return step_products(model.geometry, _parameters(model, tokens), tokens)
