@@ -6,7 +6,6 @@ the gate's recurrence, as kernels do.
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -83,7 +82,6 @@ int main() {
 """
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
 def test_the_program_s_gate_has_the_same_bounds(tmp_path: Path) -> None:
     binary = built(tmp_path, PROGRAM)
     rng = np.random.default_rng(3)

@@ -59,6 +59,10 @@ class _Clock:
         return [1e6 * (second - first) for first, second in pairs]
 
 
+def _stopwatch(device: torch.device) -> _Stopwatch:
+    return _Events() if device.type == "cuda" else _Clock()
+
+
 def time_bursts(run: Callable[[], object], device: torch.device, *, bursts: int, rest: float) -> float:
     """Microseconds of `run`, the median of so many, with pauses of `rest` times its length between them.
 
@@ -66,7 +70,7 @@ def time_bursts(run: Callable[[], object], device: torch.device, *, bursts: int,
     """
     found = []
     for _ in range(bursts):
-        watch: _Stopwatch = _Events() if device.type == "cuda" else _Clock()
+        watch = _stopwatch(device)
         run()
         watch.mark()
         run()
@@ -79,7 +83,7 @@ def time_bursts(run: Callable[[], object], device: torch.device, *, bursts: int,
 def time_steps(run: Callable[[], torch.Tensor], *, block: int, rounds: int) -> StepTime:
     """Time rounds * block steps. Raises InvariantError when the last logits are not finite: nothing was measured."""
     logits = run()
-    watch: _Stopwatch = _Events() if logits.is_cuda else _Clock()
+    watch = _stopwatch(logits.device)
     watch.mark()
     for _ in range(rounds):
         for _ in range(block):

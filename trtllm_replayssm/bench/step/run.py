@@ -71,16 +71,15 @@ def with_shapes(model: StepModel, cases: Sequence[StepCase], ceilings: Ceilings)
     """`ceilings` with the times of all products of the cases' steps: measured once for both caches, and before there is
     a pool, for memory.
     """
-    products = (product for tokens in _tokens(cases) for product in _products(model, tokens))
-    shapes = time_products((product.shape for product in products), ceilings, model.device)
-    return replace(ceilings, shapes=shapes)
+    shapes = (product.shape for products in _products(model, cases).values() for product in products)
+    return replace(ceilings, shapes=time_products(shapes, ceilings, model.device))
 
 
 def product_fields(model: StepModel, cases: Sequence[StepCase], ceilings: Ceilings) -> dict[str, Any]:
     """The products of the cases' steps as a JSON object; of each how many a step of so many tokens, all rows', has."""
     found = [
         {"tokens": tokens, "count": count, **product.fields(ceilings)}
-        for tokens in _tokens(cases) for product, count in _products(model, tokens).items()
+        for tokens, products in _products(model, cases).items() for product, count in products.items()
     ]  # fmt: skip
     return {"what": "products", "model": model.geometry.name, "layers": model.layers, "products": found}
 
@@ -117,25 +116,27 @@ def _measure(
     time = time_steps(loop.run, block=schedule.block, rounds=schedule.rounds)
     parts, kernels = profile_steps(loop.run, schedule.block) if profile else ({}, [])
     loop.end()
-    itemsize, parameters = model.activation.itemsize, _parameters(model, case.rows * case.tokens)
+    itemsize, tokens = model.activation.itemsize, case.rows * case.tokens
+    parameters = _parameters(model, tokens)
+    products = step_products(model.geometry, parameters, tokens)
     floor = step_floor(model.geometry, model.format_of, case, itemsize)
     return StepResult(
         model=model, case=case, time=time, floor=floor, floor_us=floor.total / ceilings.bandwidth * 1e6,
         bound_us=floor.bound(parameters, ceilings.bandwidth, ceilings.products) * 1e6,
-        shape_bound_us=shape_bound(floor, _products(model, case.rows * case.tokens), ceilings) * 1e6,
+        shape_bound_us=shape_bound(floor, products, ceilings) * 1e6,
         state_bytes=slot_state_bytes(model.geometry, case, model.activation), breakdown=parts, kernels=kernels,
         planned_bytes=step_plan(model, case, schedule).need(slots),
         peak_bytes=torch.cuda.max_memory_allocated() if model.device.type == "cuda" else 0,
     )  # fmt: skip
 
 
-def _tokens(cases: Sequence[StepCase]) -> list[int]:
-    return sorted({case.rows * case.tokens for case in cases})
-
-
 def _parameters(model: StepModel, tokens: int) -> list[StepParameter]:
     return step_parameters(model.geometry, model.format_of, model.activation.itemsize, tokens)
 
 
-def _products(model: StepModel, tokens: int) -> Counter[StepProduct]:
-    return step_products(model.geometry, _parameters(model, tokens), tokens)
+def _products(model: StepModel, cases: Sequence[StepCase]) -> dict[int, Counter[StepProduct]]:
+    """By how many tokens the cases' steps have, all rows'."""
+    return {
+        tokens: step_products(model.geometry, _parameters(model, tokens), tokens)
+        for tokens in sorted({case.rows * case.tokens for case in cases})
+    }
